@@ -1,0 +1,87 @@
+"""The registry: every .py file in this folder is a model under its file name. Drop in a file and it exists.
+
+A model file defines `Config` (a dataclass) and `Model(config)`; gpt.py shows the whole contract.
+"""
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+
+import torch
+
+
+def names():
+    """Names of all models, gpt first."""
+    found = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_"))
+    return sorted(found, key=lambda name: name != "gpt")
+
+
+def module(name):
+    """The module of one model. ValueError if there is no such file."""
+    if name not in names():
+        raise ValueError(f"no model {name!r}: choose from {', '.join(names())}")
+    return import_module(f"{__name__}.{name}")
+
+
+def build(name, **config):
+    """Model `name` with the given Config fields, initialised. ValueError for a wrong name, field or value."""
+    mod = module(name)
+    unknown = set(config) - {f.name for f in fields(mod.Config)}
+    if unknown:
+        raise ValueError(f"{name} has no option {', '.join(sorted(unknown))}")
+    return mod.Model(mod.Config(**config))
+
+
+def read_checkpoint(run_dir):
+    """The checkpoint of a run folder as plain tensors and builtins. ValueError, one line, if there is no good one."""
+    path = Path(run_dir) / "ckpt.pt"
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist: {run_dir} is not the folder of a run that has saved")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as e:  # torch raises many kinds: truncated zip, foreign file, pickled code
+        raise ValueError(f"{path} is not a readable checkpoint ({str(e).strip().splitlines()[0]})") from e
+    missing = {"model", "optimizers", "step", "tokens", "rng", "config", "tokenizer"} - set(checkpoint if isinstance(checkpoint, dict) else ())
+    if missing:
+        raise ValueError(f"{path} is not a checkpoint of train.py: it lacks {', '.join(sorted(missing))}")
+    return checkpoint
+
+
+def load(run_dir, device="cpu"):
+    """(model in eval mode, run config dict) of a run folder. ValueError, one line, if it does not hold a good checkpoint."""
+    checkpoint = read_checkpoint(run_dir)
+    config = checkpoint["config"]
+    try:
+        model = build(config["model"], **config["model_config"])
+        model.load_state_dict(checkpoint["model"])
+    except (KeyError, TypeError, AttributeError, RuntimeError) as e:
+        raise ValueError(f"{run_dir}: the checkpoint does not fit models/{config.get('model')}.py: {str(e).strip().splitlines()[-1].strip()}") from e
+    return model.to(device).eval(), config
+
+
+# Named groups of options for train.py and bench.py: differences from the defaults, shape and recipe together. A field
+# that the chosen model does not have is skipped; flags win. Sources: EXO arXiv:2601.08131 and its training script, SAT
+# arXiv:2605.03953 and its configs, MUDD arXiv:2502.12170. vocab_size is the paper's; data with more token ids raises it.
+EXO = dict(vocab_size=57601, rope_theta=5e5, z_loss=1e-5, gate="elementwise", seq_len=2048, max_len=2048, batch_tokens=262144,
+           optimizer="muon", weight_decay=0.1, schedule="wsd", warmup_steps=1000, decay_frac=0.2, data="fineweb-edu",
+           eval_every=1000, eval_tokens=100_000_000)
+SAT = dict(vocab_size=32000, tie_embeddings=True, zero_init=False, seq_len=4096, max_len=4096, batch_tokens=524288,
+           optimizer="adamw", weight_decay=0.1, schedule="cosine", data="fineweb-edu", eval_every=500, eval_tokens=10_485_760)
+MUDD = dict(vocab_size=50432, qk_norm=False, zero_init=False, seq_len=2048, max_len=2048, batch_tokens=524288,
+            optimizer="adamw", weight_decay=0.1, schedule="cosine", data="fineweb-edu", eval_every=500, eval_tokens=10_485_760)
+PRESETS = {
+    "tiny": dict(n_layer=8, d_model=160, n_head=5, max_len=1024, data="stdlib", seq_len=256, batch_tokens=8192, max_steps=225,
+                 warmup_steps=10, eval_every=75, eval_tokens=131072),
+    "gpt2-124m": dict(n_layer=12, d_model=768, n_head=12, d_ff=2048, vocab_size=50304, tie_embeddings=True, max_len=1024, seq_len=1024,
+                      data="fineweb-edu", batch_tokens=524288, max_steps=19073, warmup_steps=250, eval_every=250, eval_tokens=10_485_760),
+    "exo-450m": dict(EXO, n_layer=29, d_model=1024, n_head=16, d_ff=2048, muon_lr=1e-2, adamw_lr=3e-3, max_steps=38147),
+    "exo-1b": dict(EXO, n_layer=32, d_model=1536, n_head=24, d_ff=3072, muon_lr=3e-3, adamw_lr=1e-3, max_steps=76293),
+    "sat-130m": dict(SAT, n_layer=11, d_model=768, n_head=12, d_ff=3072, adamw_lr=2e-3, max_steps=9537, warmup_steps=96),
+    "sat-340m": dict(SAT, n_layer=18, d_model=1024, n_head=16, d_ff=4096, adamw_lr=1.5e-3, max_steps=19074, warmup_steps=191),
+    "sat-760m": dict(SAT, n_layer=19, d_model=1536, n_head=24, d_ff=6144, adamw_lr=1e-3, max_steps=38147, warmup_steps=382),
+    "sat-1.3b": dict(SAT, n_layer=24, d_model=2048, n_head=32, d_ff=5632, adamw_lr=8e-4, max_steps=57221, warmup_steps=573),
+    "mudd-405m": dict(MUDD, n_layer=24, d_model=1024, n_head=16, d_ff=2816, adamw_lr=3e-4, max_steps=13500, warmup_steps=135),
+    "mudd-834m": dict(MUDD, n_layer=24, d_model=1536, n_head=24, d_ff=4096, adamw_lr=2.5e-4, max_steps=28611, warmup_steps=287),
+    "mudd-1.4b": dict(MUDD, n_layer=24, d_model=2048, n_head=32, d_ff=5632, adamw_lr=2e-4, max_steps=49592, warmup_steps=496),
+    "mudd-797m-deep": dict(MUDD, n_layer=34, d_model=1280, n_head=20, d_ff=3456, adamw_lr=2.5e-4, max_steps=28611, warmup_steps=287),
+    "mudd-1.34b-deep": dict(MUDD, n_layer=42, d_model=1536, n_head=24, d_ff=4096, adamw_lr=2e-4, max_steps=49592, warmup_steps=496),
+}

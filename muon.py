@@ -1,0 +1,143 @@
+"""Muon, and the split of a model's parameters between Muon and AdamW.
+
+Muon replaces the momentum of each weight matrix by (nearly) the closest semi-orthogonal matrix, so that every direction
+moves by the same amount. K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024).
+The orthogonalisation is Polar Express (arXiv:2505.16932), five steps; decay is cautious (arXiv:2510.12402); the optional
+row/column normalisation is NorMuon's (arXiv:2510.05491). This is the recipe of ExoFormer (arXiv:2601.08131).
+"""
+import torch
+import torch.distributed as dist
+from torch import nn
+
+# (a, b, c) of X <- a X + b (X X^T) X + c (X X^T)^2 X, for 5 steps and singular values from 1e-3 up (arXiv:2505.16932)
+POLAR_EXPRESS = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+
+
+def polar_express(G):
+    """Approximate polar factor U V^T of G = U S V^T, for a stack of matrices (..., rows, cols) of any shape.
+
+    Singular values of at least 1e-3 of the Frobenius norm end in [0.84, 1.15] rather than at 1, which is near enough
+    for an optimizer; zero stays zero. Runs in bf16 on a GPU, elsewhere in the dtype of G.
+    """
+    X = G.bfloat16() if G.is_cuda else G
+    wide = X.size(-2) <= X.size(-1)
+    X = X if wide else X.mT                                               # few rows: the products below are rows x rows
+    X = X / (X.norm(dim=(-2, -1), keepdim=True) * 1.02 + 1e-6)
+    for a, b, c in POLAR_EXPRESS:
+        A = X @ X.mT
+        X = a * X + (b * A + c * A @ A) @ X
+    return (X if wide else X.mT).type_as(G)
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon for matrices. Of several ranks each orthogonalises its share; gradients must already be averaged.
+
+    params: 2-D parameters only.
+    lr: spectral norm of one update of a wide matrix; a tall one moves by sqrt(rows / cols) more.
+    weight_decay: decoupled, times lr, and only where it pulls in the direction of the update (cautious).
+    momentum: of the running mean of gradients; the update is Nesterov's, (1 - momentum) grad + momentum mean.
+    second_moment: None, or the decay rate (0.95 in ExoFormer's code) of a running mean square per row (per column of
+        wide matrices), by which the update is divided at unchanged Frobenius norm.
+    """
+
+    def __init__(self, params, lr=0.02, weight_decay=0.0, momentum=0.95, second_moment=None):
+        super().__init__(params, dict(lr=lr, weight_decay=weight_decay, momentum=momentum, second_moment=second_moment))
+        for p in (p for group in self.param_groups for p in group["params"]):
+            if p.ndim != 2:
+                raise ValueError(f"Muon is for matrices, not for a parameter of shape {tuple(p.shape)}")
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            shapes = {}                                                   # matrices of one shape are one stack
+            for p in group["params"]:
+                if p.grad is not None:
+                    shapes.setdefault((p.shape, p.dtype), []).append(p)
+            for params in shapes.values():
+                self.step_stack(params, **{k: group[k] for k in ("lr", "weight_decay", "momentum", "second_moment")})
+
+    def step_stack(self, params, lr, weight_decay, momentum, second_moment):
+        """One step of N matrices of the same shape (rows, cols)."""
+        for p in params:
+            if "momentum" not in self.state[p]:
+                self.state[p]["momentum"] = torch.zeros_like(p)
+        grads, means = [p.grad for p in params], [self.state[p]["momentum"] for p in params]
+        torch._foreach_lerp_(means, grads, 1 - momentum)
+        updates = self.orthogonalize(torch.stack(torch._foreach_lerp(grads, means, momentum)))   # (N, rows, cols)
+        rows, cols = updates.shape[1:]
+        if second_moment is not None:
+            updates = self.normalize(params, updates, second_moment, dim=-1 if rows >= cols else -2)
+        updates *= max(1, rows / cols) ** 0.5
+        for p, u in zip(params, updates):
+            if weight_decay:
+                p.mul_(1 - lr * weight_decay * (u * p >= 0))
+            p.sub_(u, alpha=lr)
+
+    def orthogonalize(self, G):
+        """polar_express(G), the stack split over the ranks."""
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return polar_express(G)
+        world, rank, share = dist.get_world_size(), dist.get_rank(), -(-len(G) // dist.get_world_size())
+        mine = G.new_zeros(share, *G.shape[1:])                           # the last ranks may have less to do
+        part = G[rank * share:(rank + 1) * share]
+        if len(part):
+            mine[:len(part)] = polar_express(part)
+        out = G.new_empty(world * share, *G.shape[1:])
+        dist.all_gather_into_tensor(out, mine)
+        return out[:len(G)]
+
+    def normalize(self, params, updates, rate, dim):
+        """Divides updates (N, rows, cols) by the root of their running mean square over `dim`, at unchanged norm."""
+        now = updates.square().mean(dim, keepdim=True)
+        for p, square in zip(params, now):
+            if "second_moment" not in self.state[p]:
+                self.state[p]["second_moment"] = torch.zeros_like(square)
+        running = [self.state[p]["second_moment"] for p in params]
+        torch._foreach_lerp_(running, list(now), 1 - rate)
+        out = updates * torch.stack(running).clamp(min=1e-10).rsqrt()
+        norm = [t.norm(dim=(-2, -1), keepdim=True) for t in (updates, out)]
+        return out * (norm[0] / norm[1].clamp(min=1e-10))
+
+
+def momentum_at(step, max_steps, peak=0.95, start=0.85, span=100):
+    """Muon's momentum at a step: rises linearly from start to peak over the first `span` steps, falls back over the last.
+
+    Runs shorter than 4 spans use a quarter of their steps instead. (ExoFormer's code; the paper does not mention it.)
+    """
+    span = max(1, min(span, max_steps // 4))
+    return start + (peak - start) * min(1.0, step / span, (max_steps - step) / span)
+
+
+def split_params(model):
+    """(matrices, rest): the weights of all nn.Linear inside model.blocks, and every other parameter.
+
+    A model whose paper sends other modules to Muon as well lists them in `muon_modules` (see exoformer.py).
+    """
+    inside = [m for name in getattr(model, "muon_modules", ("blocks",)) for m in model.get_submodule(name).modules()]
+    matrices = [m.weight for m in inside if isinstance(m, nn.Linear)]
+    chosen = {id(p) for p in matrices}
+    return matrices, [p for p in model.parameters() if id(p) not in chosen]
+
+
+def optimizers(model, kind, muon_lr, adamw_lr, weight_decay):
+    """The optimizers of a run: [Muon, AdamW] for kind "muon", [AdamW] for "adamw". Only the matrices decay.
+
+    Every group carries its peak rate as "peak_lr", for the schedule.
+    """
+    matrices, rest = split_params(model)
+    adamw = dict(lr=adamw_lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
+    if kind == "muon":
+        opts = [Muon(matrices, lr=muon_lr, weight_decay=weight_decay), torch.optim.AdamW(rest, weight_decay=0.0, **adamw)]
+    elif kind == "adamw":
+        opts = [torch.optim.AdamW([dict(params=matrices, weight_decay=weight_decay), dict(params=rest, weight_decay=0.0)], **adamw)]
+    else:
+        raise ValueError(f"optimizer must be muon or adamw, not {kind!r}")
+    for group in (g for opt in opts for g in opt.param_groups):
+        group["peak_lr"] = group["lr"]
+    return opts
