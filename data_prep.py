@@ -208,8 +208,8 @@ class Data:
                                 "prepare the folder again")
             if check_ids:
                 self.check_ids(name, tokens)
-            edge = 2**15                                                                # 64 KiB of tokens
-            sha256 = recorded[name]["sha256"] if recorded else hashlib.sha256(tokens[:edge].tobytes() + tokens[-edge:].tobytes()).hexdigest()
+            ends = tokens[:2**15].tobytes() + tokens[-2**15:].tobytes()                 # 64 KiB each
+            sha256 = recorded[name]["sha256"] if recorded else hashlib.sha256(ends).hexdigest()
             digest.update(f"{name} {len(tokens)} {sha256}\n".encode())
             self.shards[split_of(name)].append(tokens)
         for split, shards in self.shards.items():
@@ -306,8 +306,6 @@ class Data:
                 if row == batch_size or left == 0:
                     yield torch.from_numpy(idx), torch.from_numpy(targets)
                     idx, targets, row = np.zeros_like(idx), np.full_like(targets, -1), 0
-        if row:
-            yield torch.from_numpy(idx), torch.from_numpy(targets)
 
 
 # ------------------------------------------------------------------------------------------------------------ preparation
@@ -348,7 +346,8 @@ def documents(files, field="text", label="reading"):
         try:
             return raw.decode()
         except UnicodeDecodeError as e:
-            raise DataError(f"{file}:{line + raw.count(bytes([10]), 0, e.start)}: not UTF-8 text (byte 0x{raw[e.start]:02x}): convert it") from None
+            line += raw[:e.start].count(b"\n")
+            raise DataError(f"{file}:{line}: not UTF-8 text (byte 0x{raw[e.start]:02x}): convert it") from None
 
     total = sum(os.path.getsize(file) for file in files)
     with tqdm(total=total, unit="B", unit_scale=True, desc=label, disable=None, leave=False) as bar:
@@ -614,7 +613,8 @@ def fetch_shard(url, part):
                 raise DataError(f"{url}: the partial file {part} does not belong to it, and was emptied: run it again") from None
             raise DataError(f"{url}: the server says {e.code} {e.reason}: check --url and --shards") from None
         except (OSError, http.client.HTTPException, ValueError) as e:
-            raise DataError(f"{url}: download failed ({getattr(e, 'reason', None) or e}): run it again, it goes on where it stopped") from None
+            reason = getattr(e, "reason", None) or e
+            raise DataError(f"{url}: download failed ({reason}): run it again, it goes on where it stopped") from None
     size = part.stat().st_size
     try:
         read_shard(part)
@@ -637,25 +637,24 @@ class Parser(argparse.ArgumentParser):
 def main():
     parser = Parser(prog="data_prep.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="stdlib | text | fineweb-edu")
-    add = lambda name, text: commands.add_parser(
-        name, help=text, description=text, allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add = lambda name, text: commands.add_parser(name, help=text, description=text, allow_abbrev=False)
     p = add("stdlib", "the running Python's standard-library sources, without its tests")
-    p.add_argument("--out", default="data/stdlib", help="folder to make")
-    p.add_argument("--tokenizer", default="byte", help="gpt2, byte, or the path of a file of merge ranks")
+    p.add_argument("--out", default="data/stdlib", help="folder to make (%(default)s)")
+    p.add_argument("--tokenizer", default="byte", help="gpt2, byte, or the path of a file of merge ranks (%(default)s)")
     p = add("text", "own text: .txt (lines <|endoftext|> separate documents) or .jsonl; plain, .gz or .xz")
     p.add_argument("files", nargs="+", metavar="FILE", help="text files, in this order")
     p.add_argument("--name", help="makes the folder data/NAME")
     p.add_argument("--out", help="folder to make, instead of data/NAME")
     p.add_argument("--tokenizer", help="gpt2 (the default), byte, or the path of a file of merge ranks")
-    p.add_argument("--train_bpe", type=int, metavar="N", help="learn a vocabulary of N tokens from the train text instead (needs rustbpe)")
-    p.add_argument("--val_frac", type=float, default=0.01, help="part of the documents that is for validation")
+    p.add_argument("--train_bpe", type=int, metavar="N", help="learn a vocabulary of N tokens from the train text instead; needs rustbpe")
+    p.add_argument("--val_frac", type=float, default=0.01, help="part of the documents that is for validation (%(default)s)")
     p.add_argument("--val", nargs="+", default=[], metavar="FILE", help="files for validation, instead of val_frac")
-    p.add_argument("--field", default="text", help="the text's field in .jsonl")
-    p.add_argument("--shard_tokens", type=int, default=SHARD_TOKENS, help="tokens per shard")
+    p.add_argument("--field", default="text", help="the text's field in .jsonl (%(default)s)")
+    p.add_argument("--shard_tokens", type=int, default=SHARD_TOKENS, help="tokens per shard (%(default)s)")
     p = add("fineweb-edu", "download FineWeb-Edu in GPT-2 tokens, 100M tokens (200 MB) a shard")
-    p.add_argument("--shards", type=int, required=True, help="train shards to have, 1 to 99 (default: none)")
-    p.add_argument("--out", default="data/fineweb-edu", help="folder to make or to extend")
-    p.add_argument("--url", default=FINEWEB_URL, help="folder of the shards: the hub, or a mirror of it")
+    p.add_argument("--shards", type=int, required=True, help="train shards to have, 1 to 99")
+    p.add_argument("--out", default="data/fineweb-edu", help="folder to make or to extend (%(default)s)")
+    p.add_argument("--url", default=FINEWEB_URL, help="folder of the shards: the hub, or a mirror of it (%(default)s)")
     args = parser.parse_args()
     began = time.perf_counter()
     try:

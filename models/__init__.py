@@ -1,7 +1,9 @@
 """The registry: every .py file in this folder is a model under its file name. Drop in a file and it exists.
 
-A model file defines `Config` (a dataclass) and `Model(config)`; gpt.py shows the whole contract.
+A model file defines `Config` (a dataclass) and `Model(config)`; gpt.py shows the whole contract. Here is what works for
+all of them: building, loading a run, scoring text, and the papers' presets.
 """
+import math
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -38,24 +40,55 @@ def read_checkpoint(run_dir):
         raise ValueError(f"{path} does not exist: {run_dir} is not the folder of a run that has saved")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        lost = {"model", "optimizers", "step", "tokens", "rng", "config", "tokenizer"} - set(checkpoint)
     except Exception as e:  # torch raises many kinds: truncated zip, foreign file, pickled code
-        raise ValueError(f"{path} is not a readable checkpoint ({str(e).strip().splitlines()[0]})") from e
-    missing = {"model", "optimizers", "step", "tokens", "rng", "config", "tokenizer"} - set(checkpoint if isinstance(checkpoint, dict) else ())
-    if missing:
-        raise ValueError(f"{path} is not a checkpoint of train.py: it lacks {', '.join(sorted(missing))}")
+        raise ValueError(f"{path} is not a readable checkpoint: {one_line(e)}") from None
+    if lost:
+        raise ValueError(f"{path} is not a checkpoint of train.py: it lacks {', '.join(sorted(lost))}")
     return checkpoint
 
 
 def load(run_dir, device="cpu"):
-    """(model in eval mode, run config dict) of a run folder. ValueError, one line, if it does not hold a good checkpoint."""
+    """(model in eval mode, config of the run) from a run folder. ValueError, one line, without a good checkpoint."""
     checkpoint = read_checkpoint(run_dir)
     config = checkpoint["config"]
     try:
         model = build(config["model"], **config["model_config"])
         model.load_state_dict(checkpoint["model"])
     except (KeyError, TypeError, AttributeError, RuntimeError) as e:
-        raise ValueError(f"{run_dir}: the checkpoint does not fit models/{config.get('model')}.py: {str(e).strip().splitlines()[-1].strip()}") from e
+        raise ValueError(f"{run_dir}: the checkpoint does not fit the model's file: {one_line(e)}") from None
     return model.to(device).eval(), config
+
+
+def one_line(error):
+    """The gist of an exception's message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[0] if len(lines) == 1 or not lines[0].endswith(":") else f"{lines[0]} {lines[1]}"
+
+
+@torch.no_grad()
+def evaluate(model, batches, token_bytes=None, autocast=None, reduce=None):
+    """Scores (idx, targets), each (B, T), from an iterable -> {"loss", "ppl", "bpb", "tokens"}.
+
+    loss: nats per target (targets of -1 do not count); ppl: its exponential; bpb: all nats in bits over the bytes of text
+    that the targets stand for, by token_bytes (vocab_size,), or None. reduce(sums) may add up the sums of several ranks.
+    """
+    device, training = next(model.parameters()).device, model.training
+    model.eval()
+    sums = torch.zeros(3, dtype=torch.float64, device=device)                       # nats, targets, bytes of text
+    for idx, targets in batches:
+        kept = targets[targets >= 0]
+        text = 0 if token_bytes is None else int(token_bytes[kept].sum())
+        with autocast or torch.autocast(device.type, enabled=False):
+            loss = model(idx.to(device), targets.to(device))[1]
+        sums += torch.stack((loss.double() * len(kept), *torch.tensor((len(kept), text), dtype=torch.float64, device=device)))
+    model.train(training)
+    if reduce:
+        reduce(sums)
+    nats, tokens, text = sums.tolist()
+    loss = nats / tokens
+    return {"loss": loss, "ppl": math.exp(min(loss, 700)), "bpb": nats / math.log(2) / text if text else None, "tokens": int(tokens)}
+
 
 
 # Named groups of options for train.py and bench.py: differences from the defaults, shape and recipe together. A field

@@ -1,5 +1,6 @@
 """data_prep.py against hand-made bytes, naive re-implementations and a local web server. Offline, seconds."""
 import base64
+import fcntl
 import gzip
 import hashlib
 import http.server
@@ -193,7 +194,7 @@ def test_train_bpe(tmp_path):
 # ----------------------------------------------------------------------------------------------------------------- loader
 
 SEQ = 5
-TRAIN = [list(range(100, 117)), [200, 201], list(range(300, 311)), list(range(400, 405))]    # 17, 2, 11 and 5 tokens
+TRAIN = [list(range(100, 117)), [200, 201], list(range(400, 405)), list(range(300, 311))]    # 17, 2, 5 and 11 tokens
 
 
 def brute_windows():
@@ -416,6 +417,11 @@ def test_val_when_no_document_falls_to_it(tmp_path):
     assert splits_of(tmp_path / "out") == {"train": ids[:900], "val": [256, *ids[900:]]}
 
 
+def test_the_first_document_always_trains(tmp_path):
+    data_prep.prepare_text([write_docs(tmp_path / "a.txt", ["a", "b", "c"])], tmp_path / "out", "byte", val_frac=0.999999)
+    assert splits_of(tmp_path / "out") == {"train": [256, 97], "val": [256, 98, 256, 99]}
+
+
 def test_val_files_and_ranks_file(tmp_path):
     ranks = ranks_file(tmp_path / "my", [bytes([i]) for i in range(256)] + [b"ab"])
     (tmp_path / "a.txt").write_text("abba")
@@ -482,6 +488,8 @@ def test_stdlib_walk(little_stdlib):
     meta = data_prep.prepare_stdlib(little_stdlib)
     text = {k: data_prep.load_tokenizer("byte").decode(v).split(EOT)[1:] for k, v in splits_of(little_stdlib).items()}
     assert sorted(text["train"] + text["val"]) == sorted(f"x = {i}\n" for i in range(40)) and text["val"]
+    paths = sorted(f"p{i % 3}/m{i}.py" for i in range(40))
+    assert text["train"] == [f"x = {re.search('m(.*).py', p)[1]}\n" for p in paths if f"x = {re.search('m(.*).py', p)[1]}\n" not in text["val"]]
     assert "40 files" in meta["source"]
 
 
@@ -602,6 +610,14 @@ def test_download_interrupted_and_resumed(tmp_path, server, ranges):
     assert server.log == [("finewebedu_train_000002.bin", "bytes=2000-")]
     assert (tmp_path / "fw/finewebedu_train_000002.bin").read_bytes() == train_shard(2)
     assert Data(tmp_path / "fw").n_train == 6002
+
+
+def test_two_downloads_into_one_folder(tmp_path, server):
+    (tmp_path / "fw").mkdir()
+    with open(tmp_path / "fw/finewebedu_val_000000.bin.part", "wb") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match="another process"):
+            data_prep.download_fineweb_edu(tmp_path / "fw", 1, server.url)
 
 
 @pytest.mark.parametrize("raw, words", [

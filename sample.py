@@ -1,0 +1,55 @@
+"""Text from a trained model:   python sample.py runs/gpt-tiny --prompt "import os" """
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+import data_prep
+import models
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        self.exit(2, f"sample.py: error: {message}\n")
+
+
+def main():
+    parser = Parser(description=__doc__, allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("run", help="run folder of train.py")
+    parser.add_argument("--prompt", default="", help="text to continue; empty: start a document")
+    parser.add_argument("--n", type=int, default=1, help="number of samples")
+    parser.add_argument("--max_new_tokens", type=int, default=256, help="length of each")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest token")
+    parser.add_argument("--top_k", type=int, help="choose among the k likeliest tokens only")
+    parser.add_argument("--seed", type=int, default=0, help="of the sampling")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="torch device")
+    parser.add_argument("--compile", action="store_true", help="compile the decoding step: pays for long texts")
+    args = parser.parse_args()
+    if args.n < 1 or args.max_new_tokens < 1 or args.temperature < 0 or args.top_k is not None and args.top_k < 1:
+        parser.error("--n, --max_new_tokens and --top_k must be at least 1, --temperature at least 0")
+    try:
+        model, config = models.load(args.run, args.device)
+        own = Path(args.run) / "tokenizer.tiktoken"
+        tokenizer = data_prep.load_tokenizer(own if own.exists() else config["tokenizer"])
+        prompt = [tokenizer.eot_token, *tokenizer.encode_ordinary(args.prompt)]     # documents start with end-of-text
+        idx = torch.tensor([prompt] * args.n, device=args.device)
+        generator = torch.Generator(args.device).manual_seed(args.seed)
+        with torch.autocast(torch.device(args.device).type, torch.bfloat16, enabled=config["options"]["dtype"] == "bf16"):
+            out = model.generate(idx, args.max_new_tokens, args.temperature, args.top_k, generator, args.compile)
+    except (ValueError, RuntimeError, AssertionError) as e:
+        if isinstance(e, torch.OutOfMemoryError) or isinstance(e, ValueError) or "device" in str(e).lower() or "CUDA" in str(e):
+            parser.error(models.one_line(e))
+        raise
+    for i, row in enumerate(out[:, 1:].tolist()):
+        end = next((at for at in range(len(prompt) - 1, len(row)) if row[at] == tokenizer.eot_token), len(row))
+        text = tokenizer.decode([t for t in row[:end] if t < tokenizer.n_vocab])    # an untrained model may leave the vocabulary
+        print(text if args.n == 1 else f"--- {i + 1}\n{text}")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
