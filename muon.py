@@ -76,7 +76,7 @@ class Muon(torch.optim.Optimizer):
         updates *= max(1, rows / cols) ** 0.5
         for p, u in zip(params, updates):
             if weight_decay:
-                p.mul_(1 - lr * weight_decay * (u * p >= 0))
+                p.sub_(p * (u * p >= 0), alpha=lr * weight_decay)
             p.sub_(u, alpha=lr)
 
     def orthogonalize(self, G):

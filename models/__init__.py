@@ -107,7 +107,7 @@ PRESETS = {
     "gpt2-124m": dict(n_layer=12, d_model=768, n_head=12, d_ff=2048, vocab_size=50304, tie_embeddings=True, max_len=1024, seq_len=1024,
                       data="fineweb-edu", batch_tokens=524288, max_steps=19073, warmup_steps=250, eval_every=250, eval_tokens=10_485_760),
     "exo-450m": dict(EXO, n_layer=29, d_model=1024, n_head=16, d_ff=2048, muon_lr=1e-2, adamw_lr=3e-3, max_steps=38147),
-    "exo-1b": dict(EXO, n_layer=32, d_model=1536, n_head=24, d_ff=3072, muon_lr=3e-3, adamw_lr=1e-3, max_steps=76293),
+    "exo-1b": dict(EXO, n_layer=32, d_model=1536, n_head=16, d_ff=3072, muon_lr=3e-3, adamw_lr=1e-3, max_steps=76293),
     "sat-130m": dict(SAT, n_layer=11, d_model=768, n_head=12, d_ff=3072, adamw_lr=2e-3, max_steps=9537, warmup_steps=96),
     "sat-340m": dict(SAT, n_layer=18, d_model=1024, n_head=16, d_ff=4096, adamw_lr=1.5e-3, max_steps=19074, warmup_steps=191),
     "sat-760m": dict(SAT, n_layer=19, d_model=1536, n_head=24, d_ff=6144, adamw_lr=1e-3, max_steps=38147, warmup_steps=382),
@@ -115,6 +115,6 @@ PRESETS = {
     "mudd-405m": dict(MUDD, n_layer=24, d_model=1024, n_head=16, d_ff=2816, adamw_lr=3e-4, max_steps=13500, warmup_steps=135),
     "mudd-834m": dict(MUDD, n_layer=24, d_model=1536, n_head=24, d_ff=4096, adamw_lr=2.5e-4, max_steps=28611, warmup_steps=287),
     "mudd-1.4b": dict(MUDD, n_layer=24, d_model=2048, n_head=32, d_ff=5632, adamw_lr=2e-4, max_steps=49592, warmup_steps=496),
-    "mudd-797m-deep": dict(MUDD, n_layer=34, d_model=1280, n_head=20, d_ff=3456, adamw_lr=2.5e-4, max_steps=28611, warmup_steps=287),
+    "mudd-797m-deep": dict(MUDD, n_layer=34, d_model=1280, n_head=20, d_ff=3392, adamw_lr=2.5e-4, max_steps=28611, warmup_steps=287),
     "mudd-1.34b-deep": dict(MUDD, n_layer=42, d_model=1536, n_head=24, d_ff=4096, adamw_lr=2e-4, max_steps=49592, warmup_steps=496),
 }

@@ -13,8 +13,8 @@ normed (default); norm_streams="" (No Norm); norm_streams="qk" (Only Q/K Norms);
 (No Norm, {V,G}).
 Costs with full heads 4 d^2 (W_anc) + 8 L (d | heads | 1) + 4 d_head, dynamic also (16 d + 16*8 + 8) L.
 
-Changed from gpt.py: Config, Config.__post_init__, Attention.__init__, Attention.forward, Block.forward, Model.__init__,
-    Model.init_weights, Model.forward, Model.stats
+Changed from gpt.py: Config, Config.__post_init__, Attention.__init__, Attention.forward, Block.forward, Model,
+    Model.__init__, Model.init_weights, Model.forward, Model.stats
 Equal to gpt.py (gated) when: lambda_anchor = 0 and lambda_self = 1 (static) or 2 (dynamic, at its initial gamma = 1/2).
 Optimizer: W_anc and the dynamic mixing matrices go to Muon, as in the authors' code; every lambda to AdamW.
 Paper and code: the paper starts W_2 and b at zero, as here; in the code a later global init overwrites them. The code
@@ -77,6 +77,7 @@ class Config:
             raise ValueError(f"mix_streams must be some of {streams} (g needs gate=elementwise), not {self.mix_streams!r}")
         if sorted(self.norm_streams) != sorted(set(self.norm_streams) & set(self.mix_streams)):
             raise ValueError(f"norm_streams must be some of mix_streams {self.mix_streams}, not {self.norm_streams!r}")
+        self.mix_streams = "".join(s for s in "qkvg" if s in self.mix_streams)      # one order, for gamma and W_anc
         if self.anchor == "first_layer" and self.n_layer < 2:
             raise ValueError("anchor=first_layer needs at least 2 layers")
 
@@ -114,8 +115,9 @@ class Cache:
         c, like = model.config, model.embed.weight
         kind = like.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else like.dtype
-        shape = (2, c.n_layer, batch_size, c.n_kv_head, max_len, c.d_head)
-        self.k, self.v = (list(t) for t in torch.zeros(shape, dtype=dtype, device=like.device))
+        shape = (batch_size, c.n_kv_head, max_len, c.d_head)
+        self.k = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        self.v = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
@@ -176,6 +178,7 @@ class Mix(nn.Module):
 
     def __init__(self, c):
         super().__init__()
+        self.mix_streams = c.mix_streams
         heads = {s: c.n_head if s in "qg" else c.n_kv_head for s in c.mix_streams}
         shape = {s: dict(elementwise=(n, c.d_head), headwise=(n, 1), scalar=(1, 1))[c.granularity] for s, n in heads.items()}
         self.lambda_anchor = nn.ParameterDict({s: torch.empty(shape[s]) for s in heads})
@@ -187,7 +190,7 @@ class Mix(nn.Module):
         """x (B, T, C) is the layer's normalised input; streams and anchors are dicts of (B, T, heads, D)."""
         scale = self.gamma(x)[..., None, None].unbind(2) if hasattr(self, "gamma") else ()   # 2S of (B, T, 1, 1)
         mixed = dict(streams)
-        for i, s in enumerate(self.lambda_anchor):
+        for i, s in enumerate(self.mix_streams):                                    # a ParameterDict would sort them
             a, b = self.lambda_anchor[s], self.lambda_self[s]
             if scale:
                 a, b = scale[2 * i] * a, scale[2 * i + 1] * b

@@ -87,8 +87,9 @@ class Cache:
         c, like = model.config, model.embed.weight
         kind = like.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else like.dtype
-        shape = (2, c.n_layer, batch_size, c.n_kv_head, max_len, c.d_head)
-        self.k, self.v = (list(t) for t in torch.zeros(shape, dtype=dtype, device=like.device))
+        shape = (batch_size, c.n_kv_head, max_len, c.d_head)
+        self.k = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        self.v = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):

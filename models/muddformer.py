@@ -17,8 +17,8 @@ Changed from gpt.py: Config, Config.__post_init__, Attention.forward, Block.__in
     Model.init_weights, Model.forward, Model.stats
 Equal to gpt.py when: ffn_realloc=False, at the start: W2 = 0 and a_i = 1 for j = i, else 0.
 Optimizer: the aggregation matrices go to AdamW, as in the paper, also beside Muon; they are not in the blocks.
-Paper and code: the code rounds K_i up to multiples of 64 and doubles twice the last layer's hidden width; here the
-    paper's sizes. Its JAX form applies norm' to R alone, by operator precedence; here to all streams. Widths are
+Paper and code: the code rounds K_i up to multiples of 64 and makes the last one four times as wide; here the paper's
+    sizes. Its JAX form applies norm' to R alone, by operator precedence; here to all streams. Widths are
     rounded to multiples of 64 (code: 128). The gate of gated attention, not in the paper, reads the query input.
 """
 import math
@@ -114,8 +114,9 @@ class Cache:
         c, like = model.config, model.embed.weight
         kind = like.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else like.dtype
-        shape = (2, c.n_layer, batch_size, c.n_kv_head, max_len, c.d_head)
-        self.k, self.v = (list(t) for t in torch.zeros(shape, dtype=dtype, device=like.device))
+        shape = (batch_size, c.n_kv_head, max_len, c.d_head)
+        self.k = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        self.v = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):

@@ -14,8 +14,9 @@ Costs 2 (L-1) + 1 parameters (plus) or 2 (L-1) (learnable), and keeping v_1 (B, 
 Changed from gpt.py: Config, Config.__post_init__, Attention.forward, Block.forward, Model.__init__, Model.init_weights,
     Model.forward, Model.stats
 Equal to gpt.py when: lambda1 = 0, lambda2 = 1.
-Paper and code: the SATFormer repository starts `scale` at L, a softmax over L-1 layers; here it starts at the number of
-    reading layers, so that lambda1 starts at 1. l starts at zero, lambda2 at 0.5, as in that code.
+Paper and code: the SATFormer repository takes the softmax over all L-1 later layers, even when only k read, and starts
+    `scale` at L; here both go by the number of reading layers, so that lambda1 starts at 1. l starts at zero and lambda2
+    at 0.5, as in that code. Its QK norm has eps 1e-5.
 """
 import math
 import runpy
@@ -102,8 +103,9 @@ class Cache:
         c, like = model.config, model.embed.weight
         kind = like.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else like.dtype
-        shape = (2, c.n_layer, batch_size, c.n_kv_head, max_len, c.d_head)
-        self.k, self.v = (list(t) for t in torch.zeros(shape, dtype=dtype, device=like.device))
+        shape = (batch_size, c.n_kv_head, max_len, c.d_head)
+        self.k = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        self.v = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
@@ -321,7 +323,9 @@ class Model(nn.Module):
 
     def stats(self, idx):
         """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
-        return {name: [float(x) for x in numbers] for name, numbers in zip(("lambda1", "lambda2"), self.value_mix())}
+        with torch.no_grad():
+            lambda1, lambda2 = self.value_mix()
+        return {"lambda1": [float(x) for x in lambda1], "lambda2": [float(x) for x in lambda2]}
 
 
 def report(neutral, **settings):

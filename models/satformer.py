@@ -12,7 +12,8 @@ Changed from gpt.py: Config, Config.__post_init__, Attention.__init__, Attention
     Model.init_weights, Model.forward, Model.stats
 Equal to gpt.py when: W_alpha = 0 and act is relu, tanh or identity. (Do not train relu from there: its gradient is 0.)
 Paper and code: the paper initialises W_alpha Kaiming-uniform, its code N(0, 0.02) like every other matrix; here as the
-    code. The paper decays all parameters; here, as for every model, only the matrices of the blocks.
+    code. Its QK norm has eps 1e-5, all its other norms 1e-6; here all have norm_eps. The paper decays all parameters;
+    here, as for every model, only the matrices of the blocks.
 """
 import math
 import runpy
@@ -100,8 +101,9 @@ class Cache:
         c, like = model.config, model.embed.weight
         kind = like.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else like.dtype
-        shape = (2, c.n_layer, batch_size, c.n_kv_head, max_len, c.d_head)
-        self.k, self.v = (list(t) for t in torch.zeros(shape, dtype=dtype, device=like.device))
+        shape = (batch_size, c.n_kv_head, max_len, c.d_head)
+        self.k = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        self.v = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):

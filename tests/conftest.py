@@ -1,0 +1,7 @@
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+torch.set_num_threads(2)

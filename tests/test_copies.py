@@ -1,0 +1,75 @@
+"""Shared pieces have the same text in every model file, or the docstring's `Changed from gpt.py:` line names them."""
+import ast
+import difflib
+import re
+from pathlib import Path
+
+import pytest
+
+MODELS = Path(__file__).parent.parent / "models"
+FILES = sorted(p for p in MODELS.glob("*.py") if not p.stem.startswith("_"))
+OTHERS = [p for p in FILES if p.stem != "gpt"]
+
+
+def pieces(path):
+    """{qualified name: text} of each top-level function, class head and method, decorators and comments included."""
+    source = path.read_text()
+    lines, out = source.splitlines(), {}
+
+    def begin(node):
+        return min([node.lineno, *(d.lineno for d in node.decorator_list)]) - 1
+
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef):
+            out[node.name] = lines[begin(node):node.end_lineno]
+        elif isinstance(node, ast.ClassDef):
+            methods = [m for m in node.body if isinstance(m, ast.FunctionDef)]
+            out[node.name] = lines[begin(node):begin(methods[0]) if methods else node.end_lineno]
+            out |= {f"{node.name}.{m.name}": lines[begin(m):m.end_lineno] for m in methods}
+    return {name: "\n".join(text).rstrip() for name, text in out.items()}
+
+
+def announced(path):
+    found = re.search(r"^Changed from gpt\.py:(.*?)^(?=\S)", ast.get_docstring(ast.parse(path.read_text())), re.M | re.S)
+    return {name.strip() for name in found[1].split(",")}
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=lambda p: p.stem)
+def test_unannounced_pieces_equal_gpt(path):
+    base, mine = pieces(MODELS / "gpt.py"), pieces(path)
+    changed = {name for name in base if mine.get(name) != base[name]}
+    for name in changed - announced(path):
+        print("\n".join(difflib.unified_diff(base[name].splitlines(), mine.get(name, "").splitlines(), "gpt.py", path.name, "")))
+    assert changed == announced(path), "fix both files, or announce the change in the docstring"
+
+
+def test_pieces_that_only_the_others_share_are_equal():
+    base, seen = pieces(MODELS / "gpt.py"), {}
+    for path in OTHERS:
+        for name, text in pieces(path).items():
+            if name not in base:
+                first = seen.setdefault(name, (path.name, text))
+                assert text == first[1], f"{name} differs between {first[0]} and {path.name}"
+    assert "report" in seen
+
+
+def test_common_config_fields_come_first_and_agree():
+    common = "vocab_size n_layer n_head n_kv_head d_model d_ff max_len rope_theta norm_eps tie_embeddings z_loss".split()
+    for path in FILES:
+        head = re.findall(r"^    (\w+): (.*?)#", pieces(path)["Config"], re.M)
+        assert [name for name, _ in head[:len(common)]] == common, path.name
+        base = re.findall(r"^    (\w+): (.*?)#", pieces(MODELS / "gpt.py")["Config"], re.M)
+        assert [(n, t.split()) for n, t in head[:len(common)]] == [(n, t.split()) for n, t in base[:len(common)]], path.name
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_a_model_file_stands_alone(path):
+    """Only torch and the standard library; no state at module level; every Config field has its comment."""
+    tree = ast.parse(path.read_text())
+    imported = {(n.module or "") if isinstance(n, ast.ImportFrom) else a.name
+                for n in ast.walk(tree) if isinstance(n, (ast.Import, ast.ImportFrom)) for a in n.names}
+    assert {name.split(".")[0] for name in imported} <= {"torch", "math", "dataclasses", "runpy", "pathlib"}
+    assert all(isinstance(n, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.If, ast.Expr)) for n in tree.body)
+    for line in pieces(path)["Config"].splitlines():
+        if re.match(r"    \w+: ", line):
+            assert re.search(r"  # \S", line), line

@@ -1,0 +1,129 @@
+"""Muon against the SVD, against one-by-one updates, and by hand."""
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import muon
+
+LOW, HIGH = 0.84, 1.15                 # where five steps put singular values of at least 1e-3 of the Frobenius norm
+
+
+def matrix(kind, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    def orthogonal(rows, cols):
+        return torch.linalg.qr(torch.randn(rows, cols, generator=g, dtype=torch.float64))[0]
+    if kind == "ill-conditioned":      # singular values from 1 down to 2e-3 of the norm
+        return orthogonal(48, 48) @ torch.diag(torch.logspace(0, -2.5, 48, dtype=torch.float64)) @ orthogonal(48, 48).T
+    if kind == "rank-deficient":
+        return orthogonal(60, 7) @ torch.diag(torch.rand(7, generator=g, dtype=torch.float64) + 0.5) @ orthogonal(40, 7).T
+    rows, cols = dict(tall=(96, 24), wide=(24, 96), square=(64, 64), row=(1, 9), column=(9, 1))[kind]
+    return torch.randn(rows, cols, generator=g, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", ["tall", "wide", "square", "row", "column", "ill-conditioned", "rank-deficient"])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
+def test_singular_values_and_polar_factor(kind, scale):
+    G = matrix(kind) * scale
+    U, S, V = torch.linalg.svd(G, full_matrices=False)
+    out = muon.polar_express(G)
+    inside = U.T @ out @ V.T                                           # diagonal: same singular vectors as G
+    torch.testing.assert_close(inside, torch.diag(inside.diagonal()), atol=1e-3, rtol=0)
+    seen = S / S.square().sum().sqrt() > 1.2e-3
+    values = inside.diagonal()
+    assert seen.any() and (values[seen] > LOW).all() and (values[seen] < HIGH).all()
+    assert (values[~seen].abs() < HIGH).all()
+    if kind in ("tall", "wide"):                                       # well conditioned: near the polar factor itself
+        assert (out - U @ V).norm() / (U @ V).norm() < 0.15
+
+
+def test_zero_and_tiny_gradients_stay_finite():
+    for G in (torch.zeros(5, 3), torch.full((3, 5), 1e-30)):
+        assert muon.polar_express(G).isfinite().all()
+    for second_moment in (None, 0.95):
+        p = nn.Parameter(torch.ones(4, 6))
+        p.grad = torch.zeros_like(p)
+        muon.Muon([p], lr=0.1, second_moment=second_moment).step()
+        assert torch.equal(p, torch.ones(4, 6))
+
+
+@pytest.mark.parametrize("second_moment", [None, 0.9])
+def test_a_stack_equals_one_by_one_and_the_definition(second_moment):
+    """Three steps over mixed shapes, against a loop written from the definition."""
+    shapes, g = [(8, 4), (4, 8), (8, 4), (6, 6), (8, 4)], torch.Generator().manual_seed(0)
+    start = [torch.randn(s, generator=g, dtype=torch.float64) for s in shapes]
+    grads = [[torch.randn(s, generator=g, dtype=torch.float64) for s in shapes] for _ in range(3)]
+    stacked = [nn.Parameter(p.clone()) for p in start]
+    opt = muon.Muon(stacked, lr=0.1, weight_decay=0.5, momentum=0.8, second_moment=second_moment)
+    for step in grads:
+        for p, grad in zip(stacked, step):
+            p.grad = grad.clone()
+        opt.step()
+
+    for i, (p, (rows, cols)) in enumerate(zip(start, shapes)):
+        mean, square = torch.zeros_like(p), 0.0
+        for step in grads:
+            mean = 0.8 * mean + 0.2 * step[i]
+            u = muon.polar_express(0.2 * step[i] + 0.8 * mean)
+            if second_moment is not None:
+                dim = 1 if rows >= cols else 0
+                square = 0.9 * square + 0.1 * (u ** 2).mean(dim, keepdim=True)
+                v = u / square.sqrt()
+                u = v * u.norm() / v.norm()
+            u = u * math.sqrt(max(1, rows / cols))
+            p = p - 0.1 * 0.5 * p * (u * p >= 0) - 0.1 * u
+        torch.testing.assert_close(stacked[i].detach(), p, atol=1e-10, rtol=0)
+
+
+def test_cautious_decay_by_hand():
+    """An update of +1 / -1 on a diagonal: decay acts only where update and weight have the same sign."""
+    p = nn.Parameter(torch.tensor([[2.0, 0.0], [0.0, 4.0]]))
+    p.grad = torch.tensor([[1.0, 0.0], [0.0, -1.0]])
+    muon.Muon([p], lr=0.1, weight_decay=0.5).step()
+    u = muon.polar_express(torch.eye(2))[0, 0]                         # near 1, the same for both
+    torch.testing.assert_close(p.detach(), torch.diag(torch.stack((2 - 0.1 * 0.5 * 2 - 0.1 * u, 4 + 0.1 * u))), atol=1e-5, rtol=0)
+
+
+def test_momentum_schedule():
+    at = [muon.momentum_at(s, 1000) for s in range(1000)]
+    assert at[0] == 0.85 and at[50] == pytest.approx(0.9) and at[100] == at[500] == at[900] == pytest.approx(0.95)
+    assert at[950] == pytest.approx(0.9) and all(0.85 <= m <= 0.95 + 1e-12 for m in at)
+    assert max(muon.momentum_at(s, 8) for s in range(8)) == pytest.approx(0.95)
+
+
+def test_vectors_are_refused():
+    with pytest.raises(ValueError, match="matrices"):
+        muon.Muon([nn.Parameter(torch.zeros(3))])
+
+
+def test_state_survives_a_round_trip(tmp_path):
+    def run(steps, reload_at=None):
+        torch.manual_seed(0)
+        p = nn.Parameter(torch.randn(5, 7))
+        opt = muon.Muon([p], lr=0.1, second_moment=0.9)
+        for step in range(steps):
+            if step == reload_at:
+                torch.save(opt.state_dict(), tmp_path / "o.pt")
+                opt = muon.Muon([p], lr=0.7, second_moment=0.9)
+                opt.load_state_dict(torch.load(tmp_path / "o.pt", weights_only=True))
+            p.grad = torch.randn(5, 7, generator=torch.Generator().manual_seed(step))
+            opt.step()
+        return p.detach()
+    assert torch.equal(run(5), run(5, reload_at=3))
+
+
+def test_groups_of_a_run():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks, self.head, self.scale = nn.ModuleList([nn.Linear(4, 4)]), nn.Linear(4, 2), nn.Parameter(torch.ones(3, 3))
+    net = Net()
+    first, second = muon.optimizers(net, "muon", 0.02, 0.003, 0.1)
+    assert first.param_groups[0]["params"] == [net.blocks[0].weight] and first.param_groups[0]["weight_decay"] == 0.1
+    assert len(second.param_groups[0]["params"]) == 4 and second.param_groups[0]["weight_decay"] == 0
+    assert (first.param_groups[0]["peak_lr"], second.param_groups[0]["peak_lr"]) == (0.02, 0.003)
+    (only,) = muon.optimizers(net, "adamw", 0.02, 0.003, 0.1)
+    assert [(len(g["params"]), g["weight_decay"], g["peak_lr"]) for g in only.param_groups] == [(1, 0.1, 0.003), (4, 0, 0.003)]
+    with pytest.raises(ValueError, match="muon or adamw"):
+        muon.optimizers(net, "sgd", 1, 1, 1)

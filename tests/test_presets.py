@@ -1,0 +1,144 @@
+"""Parameter counts against the papers, to the digit where they give digits, and the presets' arithmetic; all on meta."""
+from dataclasses import fields
+
+import pytest
+import torch
+
+import models
+import train
+
+
+def shape(preset, name="gpt", **flags):
+    """The model of a preset on the meta device, as train.py would build it on data with the paper's vocabulary."""
+    names = {f.name for f in fields(models.module(name).Config)}
+    with torch.device("meta"):
+        return models.build(name, **{k: v for k, v in models.PRESETS[preset].items() if k in names} | flags)
+
+
+def count(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("preset, name, flags, want", [
+    ("exo-450m", "gpt", dict(n_layer=32, gate="none"), 453_581_824),            # Base Transformer
+    ("exo-450m", "gpt", {}, 452_526_720),                                       # Gated Attention
+    ("exo-450m", "exoformer", {}, 456_958_848),                                 # E-Exo
+    ("exo-450m", "exoformer", dict(mixing="dynamic"), 457_437_928),             # dynamic E-Exo
+    ("exo-1b", "gpt", {}, 1_007_528_448),
+])
+def test_exoformer_counts(preset, name, flags, want):
+    assert count(shape(preset, name, **flags)) == want
+
+
+@pytest.mark.parametrize("preset, millions", [
+    ("sat-130m", 128.4), ("sat-340m", 334.8), ("sat-760m", 766.4), ("sat-1.3b", 1298.8),
+    ("mudd-405m", 411.6), ("mudd-834m", 834.5), ("mudd-1.4b", 1439.8)])
+def test_baseline_counts(preset, millions):
+    assert round(count(shape(preset)) / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize("preset, name", [("mudd-797m-deep", 797e6), ("mudd-1.34b-deep", 1.34e9)])
+def test_deep_counts(preset, name):
+    """Known only by their names, and d_ff as 8/3 d_model."""
+    assert abs(count(shape(preset)) / name - 1) < 0.005
+
+
+def test_dynamic_exoformer_1b():
+    assert abs(count(shape("exo-1b", "exoformer", mixing="dynamic")) / 1.01815e9 - 1) < 1e-4
+
+
+@pytest.mark.parametrize("preset", ["exo-450m", "exo-1b"])
+@pytest.mark.parametrize("granularity", ["elementwise", "headwise", "scalar"])
+def test_exoformer_extra_parameters(preset, granularity):
+    """arXiv:2601.08131: 4 d^2 + 8 L (d | h | 1) + 4 d_head, dynamic + (16 d + 16*8 + 8) L; near 4/(11 L) + 8/(11 d)."""
+    p = models.PRESETS[preset]
+    L, d, h = p["n_layer"], p["d_model"], p["n_head"]
+    extra = 4 * d * d + 8 * L * dict(elementwise=d, headwise=h, scalar=1)[granularity] + 4 * d // h
+    base = count(shape(preset))
+    assert count(shape(preset, "exoformer", granularity=granularity)) - base == extra
+    dynamic = count(shape(preset, "exoformer", granularity=granularity, mixing="dynamic")) - base
+    assert dynamic == extra + (16 * d + 16 * 8 + 8) * L
+    if granularity == "elementwise":
+        blocks = 11 * L * d * d
+        assert abs(extra / blocks - (4 / (11 * L) + 8 / (11 * d))) < 1e-5
+
+
+def test_nuresformer_extra_parameters():
+    base, nu = count(shape("exo-450m")), count(shape("exo-450m", "exoformer", anchor="first_layer"))
+    assert nu - base == 8 * 28 * 1024 + 4 * 64                                  # all layers but the first; four norms
+
+
+@pytest.mark.parametrize("preset", ["sat-130m", "sat-340m", "sat-760m", "sat-1.3b"])
+def test_satformer_and_resformer_extra_parameters(preset):
+    p = models.PRESETS[preset]
+    L, d, h = p["n_layer"], p["d_model"], p["n_head"]
+    base = count(shape(preset))
+    assert count(shape(preset, "satformer")) - base == (L - 1) * d * h
+    assert count(shape(preset, "satformer", n_kv_head=h // 4, last_k=3)) - count(shape(preset, n_kv_head=h // 4)) == 3 * d * (h // 4)
+    assert count(shape(preset, "resformer")) - base == 2 * (L - 1) + 1
+    assert count(shape(preset, "resformer", value_mix="learnable")) - base == 2 * (L - 1)
+    assert count(shape(preset, "resformer", value_mix="identity")) == base
+
+
+@pytest.mark.parametrize("L, d, f, percent", [(24, 2048, 5632, 0.22), (42, 1536, 4096, 0.49), (32, 2560, 6912, 0.23), (32, 4096, 11008, 0.14)])
+def test_muddformer_extra_parameters(L, d, f, percent):
+    """arXiv:2502.12170, table 1 (1.4B, 1.34B, 2.8B, 6.9B): (L + 3) / (6 d) of 12 L d^2, the leading term of our count."""
+    size = dict(n_layer=L, d_model=d, n_head=d // 64, d_ff=f, vocab_size=64)
+    with torch.device("meta"):
+        base, mudd = models.build("gpt", **size), models.build("muddformer", **size, ffn_realloc=False)
+    K = [4 * (i + 1) for i in range(1, L)] + [L + 1]
+    norms = 2 * d * (L - 1)                                                     # separate norms of q, k and v
+    assert count(mudd) - count(base) == sum(d * k + k * k + k for k in K) + norms
+    assert abs(100 * (L + 3) / (6 * d) - percent) < 0.005
+    assert abs(sum(d * k + k * k + k for k in K) / (12 * L * d * d) / ((L + 3) / (6 * d)) - 1) < 0.05
+
+
+@pytest.mark.parametrize("preset", ["mudd-405m", "mudd-834m", "mudd-1.4b", "mudd-797m-deep", "mudd-1.34b-deep"])
+def test_muddformer_keeps_the_mlp_budget(preset):
+    """Widths grow linearly from 0.5 to 1.5 d_ff; their sum stays within rounding."""
+    p = models.PRESETS[preset]
+    widths = [block.mlp.w_up.out_features for block in shape(preset, "muddformer").blocks]
+    want = [p["d_ff"] * (0.5 * (p["n_layer"] - i) + 1.5 * (i - 1)) / (p["n_layer"] - 1) for i in range(1, p["n_layer"] + 1)]
+    assert all(abs(a - b) <= 32 for a, b in zip(widths, want)) and abs(sum(widths) / sum(want) - 1) < 0.003
+
+
+@pytest.mark.parametrize("block_size", [1, 6])
+def test_attnres_extra_parameters(block_size):
+    """arXiv:2603.15031: (2L + 1) d; here without the first sublayer's query, which has a single source to choose from."""
+    base, attnres = count(shape("sat-130m")), count(shape("sat-130m", "attnres", block_size=block_size))
+    assert attnres - base == (2 * 11 + 1) * 768 - 768
+
+
+@pytest.mark.parametrize("preset, tokens, steps, batch, warmup, schedule, optimizer", [
+    ("exo-450m", 10e9, 38147, 262144, 1000, "wsd", "muon"), ("exo-1b", 20e9, 76293, 262144, 1000, "wsd", "muon"),
+    ("sat-130m", 5e9, 9537, 524288, 96, "cosine", "adamw"), ("sat-340m", 10e9, 19074, 524288, 191, "cosine", "adamw"),
+    ("sat-760m", 20e9, 38147, 524288, 382, "cosine", "adamw"), ("sat-1.3b", 30e9, 57221, 524288, 573, "cosine", "adamw"),
+    ("mudd-405m", 7.08e9, 13500, 524288, 135, "cosine", "adamw"), ("mudd-834m", 15e9, 28611, 524288, 287, "cosine", "adamw"),
+    ("mudd-1.4b", 26e9, 49592, 524288, 496, "cosine", "adamw"), ("mudd-797m-deep", 15e9, 28611, 524288, 287, "cosine", "adamw"),
+    ("mudd-1.34b-deep", 26e9, 49592, 524288, 496, "cosine", "adamw")])
+def test_paper_presets(preset, tokens, steps, batch, warmup, schedule, optimizer):
+    for name in models.names():
+        opt, config, _ = train.parse(["--model", name, "--preset", preset])
+        assert (opt.max_steps, opt.batch_tokens, opt.warmup_steps, opt.schedule, opt.optimizer) == (steps, batch, warmup, schedule, optimizer)
+        assert abs(steps * batch / tokens - 1) < 5e-4 and opt.batch_tokens % opt.seq_len == 0
+        assert config["max_len"] == opt.seq_len and opt.weight_decay == 0.1 and opt.grad_clip == 1.0
+        assert count(shape(preset, name)) > 1e8
+    if schedule == "cosine":
+        assert abs(warmup / steps - 0.01) < 1e-3
+    else:                                                                       # the last fifth: 7,630 steps of 38,147
+        assert train.lr_scale(steps - round(0.2 * steps) - 1, opt) == 1 > train.lr_scale(steps - round(0.2 * steps), opt)
+    assert train.lr_scale(steps - 1, opt) == pytest.approx(0.1, abs=1e-6)
+    assert train.lr_scale(0, opt) == 1 / warmup and train.lr_scale(warmup, opt) == pytest.approx(1)
+
+
+def test_every_preset_key_is_an_option():
+    known = {f.name for f in fields(train.Options)} | {f.name for name in models.names() for f in fields(models.module(name).Config)}
+    for name, preset in models.PRESETS.items():
+        assert set(preset) <= known, name
+
+
+def test_flops_per_token():
+    """2 per weight of every matrix, and 4 T d per layer for scores and values, without causal halving."""
+    model = shape("gpt2-124m", tie_embeddings=False)
+    matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2) - model.embed.weight.numel()
+    assert model.flops_per_token(1024) == 2 * matrices + 12 * 4 * 1024 * 768
