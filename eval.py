@@ -1,4 +1,4 @@
-"""Loss, perplexity and bits per byte of trained models on a validation split:   python eval.py runs/gpt-tiny runs/satformer-tiny"""
+"""Loss, perplexity and bits per byte on a validation split:   python eval.py runs/gpt-tiny runs/satformer-tiny"""
 import argparse
 import json
 import sys
@@ -17,21 +17,22 @@ class Parser(argparse.ArgumentParser):
 
 def evaluate(run, args):
     """One row of the table: a dict. ValueError with one line for a run or data that cannot be used."""
-    model, config = models.load(run, args.device)
+    device = models.find_device(args.device)
+    model, config = models.load(run, device)
     opt, trained = config["options"], config["data"]
     data = data_prep.Data(args.data or trained["path"])
     if not args.data and data.fingerprint != trained["fingerprint"]:
         raise ValueError(f"{trained['path']} is not what {run} was trained on any more: name the data with --data")
-    if args.data and data.fingerprint != trained["fingerprint"] and Path(data.tokenizer).name != Path(config["tokenizer"]).name:
+    if data.fingerprint != trained["fingerprint"] and Path(data.tokenizer).name != Path(config["tokenizer"]).name:
         raise ValueError(f"{args.data} has {data.tokenizer} tokens, but {run} was trained on {config['tokenizer']} tokens")
     seq_len = args.seq_len or opt["seq_len"]
     if seq_len > model.config.max_len:
         raise ValueError(f"--seq_len {seq_len} is longer than max_len {model.config.max_len} of {run}")
     batch = max(1, args.batch_tokens // seq_len)
-    autocast = torch.autocast(torch.device(args.device).type, torch.bfloat16, enabled=opt["dtype"] == "bf16")
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=opt["dtype"] == "bf16")
     row = models.evaluate(model, data.val_batches(args.tokens, batch, seq_len), data.token_bytes, autocast)
-    step = models.read_checkpoint(run)["step"]
-    return {"run": run, "model": config["model"], "step": step, "parameters": sum(p.numel() for p in model.parameters()), "data": str(data.path),
+    n_params, step = sum(p.numel() for p in model.parameters()), models.read_checkpoint(run)["step"]
+    return {"run": run, "model": config["model"], "step": step, "parameters": n_params, "data": str(data.path),
             "fingerprint": data.fingerprint, "seq_len": seq_len, **row}
 
 
@@ -42,7 +43,7 @@ def main():
     parser.add_argument("--tokens", type=int, help="only the first so many tokens of the validation split; none: all")
     parser.add_argument("--seq_len", type=int, help="tokens per window; none: as in training")
     parser.add_argument("--batch_tokens", type=int, default=16384, help="tokens per forward pass")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="torch device")
+    parser.add_argument("--device", default="auto", help="torch device; auto: cuda, else cpu")
     parser.add_argument("--json", metavar="FILE", help="also write the rows there")
     args = parser.parse_args()
     if min(args.batch_tokens, args.tokens or 1, args.seq_len or 1) < 1 or 0 in (args.tokens, args.seq_len):
@@ -57,7 +58,8 @@ def main():
     print(f"{'run':{width}}  {'step':>7}  {'parameters':>13}  {'tokens':>11}  {'loss':>7}  {'ppl':>9}  {'bits/byte':>9}")
     for row in rows:
         bpb = "-" if row["bpb"] is None else f"{row['bpb']:.4f}"
-        print(f"{row['run']:{width}}  {row['step']:7,}  {row['parameters']:13,}  {row['tokens']:11,}  {row['loss']:7.4f}  {row['ppl']:9.3f}  {bpb:>9}")
+        print(f"{row['run']:{width}}  {row['step']:7,}  {row['parameters']:13,}  {row['eval_tokens']:11,}  {row['loss']:7.4f}  "
+              f"{row['ppl']:9.3f}  {bpb:>9}")
     return 0
 
 

@@ -23,24 +23,23 @@ def main():
     parser.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest token")
     parser.add_argument("--top_k", type=int, help="choose among the k likeliest tokens only")
     parser.add_argument("--seed", type=int, default=0, help="of the sampling")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="torch device")
+    parser.add_argument("--device", default="auto", help="torch device; auto: cuda, else cpu")
     parser.add_argument("--compile", action="store_true", help="compile the decoding step: pays for long texts")
     args = parser.parse_args()
     if args.n < 1 or args.max_new_tokens < 1 or args.temperature < 0 or args.top_k is not None and args.top_k < 1:
         parser.error("--n, --max_new_tokens and --top_k must be at least 1, --temperature at least 0")
     try:
-        model, config = models.load(args.run, args.device)
+        device = models.find_device(args.device)
+        model, config = models.load(args.run, device)
         own = Path(args.run) / "tokenizer.tiktoken"
         tokenizer = data_prep.load_tokenizer(own if own.exists() else config["tokenizer"])
         prompt = [tokenizer.eot_token, *tokenizer.encode_ordinary(args.prompt)]     # documents start with end-of-text
-        idx = torch.tensor([prompt] * args.n, device=args.device)
-        generator = torch.Generator(args.device).manual_seed(args.seed)
-        with torch.autocast(torch.device(args.device).type, torch.bfloat16, enabled=config["options"]["dtype"] == "bf16"):
+        idx = torch.tensor([prompt] * args.n, device=device)
+        generator = torch.Generator(device).manual_seed(args.seed)
+        with torch.autocast(device.type, torch.bfloat16, enabled=config["options"]["dtype"] == "bf16"):
             out = model.generate(idx, args.max_new_tokens, args.temperature, args.top_k, generator, args.compile)
-    except (ValueError, RuntimeError, AssertionError) as e:
-        if isinstance(e, torch.OutOfMemoryError) or isinstance(e, ValueError) or "device" in str(e).lower() or "CUDA" in str(e):
-            parser.error(models.one_line(e))
-        raise
+    except ValueError as e:
+        parser.error(models.one_line(e))
     for i, row in enumerate(out[:, 1:].tolist()):
         end = next((at for at in range(len(prompt) - 1, len(row)) if row[at] == tokenizer.eot_token), len(row))
         text = tokenizer.decode([t for t in row[:end] if t < tokenizer.n_vocab])    # an untrained model may leave the vocabulary

@@ -23,6 +23,7 @@ import sys
 import time
 import typing
 from dataclasses import asdict, dataclass, fields
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -244,18 +245,15 @@ def main(argv):
 
     # ---- ranks, device, precision
     world, rank, ranked = 1, 0, "RANK" in os.environ                        # ranked: started by torchrun
-    if opt.device == "auto":
-        opt.device = "cuda" if torch.cuda.is_available() else "cpu"
-    if ranked:
-        if opt.device == "cuda":
-            opt.device = f"cuda:{os.environ['LOCAL_RANK']}"
-        dist.init_process_group("nccl" if opt.device.startswith("cuda") else "gloo")
-        world, rank = dist.get_world_size(), dist.get_rank()
     try:
-        device = torch.device(opt.device)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as e:
-        stop(f"--device {opt.device} cannot be used: {models.one_line(e)}")
+        device = models.find_device(opt.device)
+    except ValueError as e:
+        stop(e)
+    if ranked:
+        if device.type == "cuda":
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        world, rank = dist.get_world_size(), dist.get_rank()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if opt.dtype == "auto":
@@ -409,16 +407,16 @@ def main(argv):
         last = step == opt.max_steps
         if (last or step % opt.eval_every == 0) and step > evaluated:
             began = time.perf_counter()
-            batches = list(data.val_batches(opt.eval_tokens, micro, opt.seq_len))
-            row = models.evaluate(model, batches[rank::world], data.token_bytes, autocast, dist.all_reduce if ranked else None)
+            mine = islice(data.val_batches(opt.eval_tokens, micro, opt.seq_len), rank, None, world)
+            row = models.evaluate(model, mine, data.token_bytes, autocast, dist.all_reduce if ranked else None)
             row["eval_s"] = time.perf_counter() - began
             if rank == 0:
                 with autocast:
-                    row["stats"] = model.stats(batches[0][0][:4].to(device))
+                    row["stats"] = model.stats(next(data.val_batches(None, min(micro, 4), opt.seq_len))[0].to(device))
             log("val", step, **row)
             bits = "" if row["bpb"] is None else f" | {row['bpb']:.4f} bits/byte"
             say(f"step {step:5d}/{opt.max_steps} | val {row['loss']:.4f} nats | ppl {row['ppl']:.2f}{bits} "
-                f"| {row['tokens']:,} tokens in {row['eval_s']:.1f} s")
+                f"| {row['eval_tokens']:,} tokens in {row['eval_s']:.1f} s")
         if (last or step % (opt.save_every or opt.eval_every) == 0) and step > saved:
             good = save(step)
             saved = step if good else saved

@@ -48,6 +48,16 @@ def read_checkpoint(run_dir):
     return checkpoint
 
 
+def find_device(name="auto"):
+    """The torch device `name`; "auto": cuda if there is one, else cpu. ValueError if it cannot be used."""
+    try:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else torch.device(name)
+        torch.zeros(1, device=device)
+        return device
+    except (RuntimeError, AssertionError, NotImplementedError) as e:
+        raise ValueError(f"--device {name} cannot be used: {one_line(e)}") from None
+
+
 def load(run_dir, device="cpu"):
     """(model in eval mode, config of the run) from a run folder. ValueError, one line, without a good checkpoint."""
     checkpoint = read_checkpoint(run_dir)
@@ -68,7 +78,7 @@ def one_line(error):
 
 @torch.no_grad()
 def evaluate(model, batches, token_bytes=None, autocast=None, reduce=None):
-    """Scores (idx, targets), each (B, T), from an iterable -> {"loss", "ppl", "bpb", "tokens"}.
+    """Scores (idx, targets), each (B, T), from an iterable -> {"loss", "ppl", "bpb", "eval_tokens"}.
 
     loss: nats per target (targets of -1 do not count); ppl: its exponential; bpb: all nats in bits over the bytes of text
     that the targets stand for, by token_bytes (vocab_size,), or None. reduce(sums) may add up the sums of several ranks.
@@ -87,7 +97,7 @@ def evaluate(model, batches, token_bytes=None, autocast=None, reduce=None):
         reduce(sums)
     nats, tokens, text = sums.tolist()
     loss = nats / tokens
-    return {"loss": loss, "ppl": math.exp(min(loss, 700)), "bpb": nats / math.log(2) / text if text else None, "tokens": int(tokens)}
+    return {"loss": loss, "ppl": math.exp(min(loss, 700)), "bpb": nats / math.log(2) / text if text else None, "eval_tokens": int(tokens)}
 
 
 

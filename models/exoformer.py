@@ -387,7 +387,9 @@ def report(neutral, **settings):
     def pair(c):
         return Model(c), gpt["Model"](gpt["Config"](**{f.name: getattr(c, f.name) for f in fields(gpt["Config"])}))
 
-    (n, flops), (n0, flops0) = ((sum(p.numel() for p in m.parameters()), m.flops_per_token(1024)) for m in pair(Config()))
+    with torch.device("meta"):
+        sizes = [(sum(p.numel() for p in m.parameters()), m.flops_per_token(1024)) for m in pair(Config())]
+    (n, flops), (n0, flops0) = sizes
     print(f"{Path(__file__).stem}: {n:,} parameters ({n - n0:+,} = {n / n0 - 1:+.3%} of gpt.py's); {flops:,.0f} forward FLOPs "
           f"per token in a context of 1,024 ({flops / flops0 - 1:+.3%})")
     model, base = (m.double() for m in pair(Config(97, 4, 4, 2, 64, zero_init=False, norm_eps=1e-12, **settings)))

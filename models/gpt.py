@@ -278,6 +278,7 @@ class Model(nn.Module):
 
 
 if __name__ == "__main__":
-    model = Model(Config())
+    with torch.device("meta"):
+        model = Model(Config())
     n = sum(p.numel() for p in model.parameters())
     print(f"gpt: {n:,} parameters; {model.flops_per_token(1024):,.0f} forward FLOPs per token in a context of 1,024")

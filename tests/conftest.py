@@ -4,4 +4,4 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-torch.set_num_threads(2)
+torch.set_num_threads(1)                # the tests are small; more threads only wait for each other

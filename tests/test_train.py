@@ -1,0 +1,422 @@
+"""The train loop, done to real processes: resume, signals, kill -9, full disk, bad input; and what the log says."""
+import json
+import math
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import data_prep
+import models
+import train
+
+ROOT = Path(__file__).parent.parent
+SMALL = {"n_layer": 2, "d_model": 32, "n_head": 2, "d_ff": 64, "max_len": 64, "seq_len": 16, "batch_tokens": 128, "max_steps": 40,
+         "warmup_steps": 3, "eval_every": 10, "eval_tokens": 500, "save_every": 5, "device": "cpu", "dtype": "fp32"}
+
+
+def flags(**options):
+    return [word for k, v in options.items() for word in ([f"--{k}"] if v is True else [f"--{k}", str(v)])]
+
+
+def command(script, *words):
+    return [sys.executable, str(ROOT / script), *map(str, words)]
+
+
+def run(script, *words, **kwargs):
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command(script, *words), capture_output=True, text=True, timeout=240, env=env, **kwargs)
+
+
+def rows(folder, kind="train"):
+    return [r for r in map(json.loads, (folder / "log.jsonl").read_text().splitlines()) if r["kind"] == kind]
+
+
+def losses(folder):
+    return [(r["step"], r["loss"], r["grad_norm"]) for r in rows(folder)]
+
+
+def vals(folder):
+    return [(r["step"], r["loss"], r["bpb"], r["stats"]) for r in rows(folder, "val")]
+
+
+def assert_same_run(a, b):
+    """Same losses, same evaluations, same final weights and optimizer state, bit for bit."""
+    assert losses(a) == losses(b) and vals(a) == vals(b)
+    one, two = models.read_checkpoint(a), models.read_checkpoint(b)
+    assert one["step"] == two["step"]
+    assert all(torch.equal(one["model"][key], two["model"][key]) for key in one["model"])
+    for x, y in zip(one["optimizers"], two["optimizers"]):
+        for i in x["state"]:
+            assert all(torch.equal(x["state"][i][k], y["state"][i][k]) for k in x["state"][i])
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """A data folder of 3,000 train tokens: 40 steps of 8 x 16 tokens are nearly two epochs."""
+    folder = tmp_path_factory.mktemp("text")
+    words = np.random.default_rng(0).choice(["the", "cat", "sat", "on", "a", "mat", "and", "ran"], 1000)
+    (folder / "a.txt").write_text(" ".join(words))
+    data_prep.prepare_text([folder / "a.txt"], folder / "data", "byte", val_frac=0.2)
+    return folder / "data"
+
+
+@pytest.fixture(scope="session")
+def whole(data, tmp_path_factory):
+    """An uninterrupted run."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    done = run("train.py", *flags(**SMALL, data=data, out=out))
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def inside(*words):
+    """train.py in this process."""
+    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        return train.main([str(w) for w in words])
+    finally:
+        for s, handler in zip((signal.SIGINT, signal.SIGTERM), handlers):
+            signal.signal(s, handler)
+
+
+def test_log_and_run_folder(whole, data):
+    steps, checks = rows(whole), rows(whole, "val")
+    assert [r["step"] for r in steps] == list(range(1, 41)) and [r["step"] for r in checks] == [0, 10, 20, 30, 40]
+    assert all(r["tokens"] == 128 * r["step"] for r in steps + checks)
+    assert set(steps[0]) >= {"loss", "lr", "grad_norm", "ms", "tok_s"} and set(checks[0]) >= {"loss", "ppl", "bpb", "stats"}
+    assert steps[0]["loss"] == pytest.approx(math.log(257), abs=1e-5)          # zero head
+    assert steps[-1]["loss"] < 3.0 and checks[-1]["loss"] < 3.0
+    for r in checks:
+        assert r["ppl"] == pytest.approx(math.exp(r["loss"])) and r["tokens"] == 128 * r["step"]
+    config = json.loads((whole / "config.json").read_text())
+    assert config["model_config"]["d_model"] == 32 and config["options"]["seed"] == 0 and config["versions"]["torch"]
+    assert config["data"]["meta"]["shards"] and config["command"][1].endswith("train.py")
+    for name in ("train.py", "muon.py", "models/gpt.py"):
+        assert (whole / "source" / Path(name).name).read_bytes() == (ROOT / name).read_bytes()
+    assert not list(whole.glob("*.tmp"))
+    opt, _, _ = train.parse(flags(**SMALL))
+    assert [r["lr"] for r in steps] == pytest.approx([opt.muon_lr * train.lr_scale(s, opt) for s in range(40)])
+
+
+def test_lr_schedules():
+    opt = train.Options(max_steps=100, warmup_steps=10, decay_frac=0.2)
+    scale = [train.lr_scale(s, opt) for s in range(100)]
+    assert scale[:10] == pytest.approx([(s + 1) / 10 for s in range(10)]) and scale[10:80] == [1.0] * 70
+    assert scale[80:] == pytest.approx(np.linspace(1, 0.1, 21)[1:])
+    cosine = train.Options(max_steps=100, warmup_steps=10, schedule="cosine")
+    assert [train.lr_scale(s, cosine) for s in range(10, 100)] == pytest.approx(
+        [0.1 + 0.9 * (1 + math.cos(math.pi * s / 90)) / 2 for s in range(90)])
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_every_model_learns_and_resumes(name, data, tmp_path):
+    """Twelve steps at once, and six, then the rest after a resume; here interrupted by a checkpoint copied away."""
+    small = {**SMALL, "max_steps": 12, "save_every": 6, "eval_every": 6, "model": name, "n_layer": 3}
+    assert inside(*flags(**small, data=data, out=tmp_path / "a")) == 0
+    assert rows(tmp_path / "a")[-1]["loss"] < 4.6 < rows(tmp_path / "a")[0]["loss"]
+    grab, save = {}, train.write_atomically
+
+    def keep_first(path, write):
+        save(path, write)
+        if path.name == "ckpt.pt" and not grab:
+            grab["folder"] = shutil.copytree(path.parent, tmp_path / "b")
+    train.write_atomically = keep_first
+    try:
+        inside(*flags(**small, data=data, out=tmp_path / "c"))
+    finally:
+        train.write_atomically = save
+    assert models.read_checkpoint(tmp_path / "b")["step"] == 6
+    assert inside(*flags(resume=tmp_path / "b")) == 0
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+    model, config = models.load(tmp_path / "b")
+    assert config["model"] == name and not model.training
+
+
+def wait_for_step(folder, step, process):
+    until = time.time() + 120
+    while time.time() < until and process.poll() is None:
+        if (folder / "log.jsonl").exists() and (folder / "log.jsonl").read_text().count('"train"') >= step:
+            return
+        time.sleep(0.002)
+    raise AssertionError(f"step {step} was not seen: {process.communicate()}")
+
+
+def start(*words):
+    return subprocess.Popen(command("train.py", *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_saves_and_resume_is_exact(number, code, data, whole, tmp_path):
+    out = tmp_path / "run"
+    process = start(*flags(**SMALL, data=data, out=out))
+    wait_for_step(out, 7, process)
+    process.send_signal(number)
+    printed, errors = process.communicate(timeout=60)
+    assert process.returncode == code and "Traceback" not in errors, errors
+    assert f"python train.py --resume {out}" in printed.splitlines()[-1]
+    step = models.read_checkpoint(out)["step"]
+    assert 7 <= step < 40 and f"after step {step}" in printed
+    assert run("train.py", "--resume", out).returncode == 0
+    assert_same_run(whole, out)
+
+
+def test_kill_at_any_instant_leaves_a_good_checkpoint_and_resume_is_exact(data, whole, tmp_path):
+    """SIGKILL while every step saves, again and again, also in the middle of writing."""
+    out, small = tmp_path / "run", {**SMALL, "save_every": 1}
+    process, kills, rng = start(*flags(**small, data=data, out=out)), 0, np.random.default_rng(0)
+    for n in (3, 9, 15, 21, 27):
+        wait_for_step(out, n, process)
+        time.sleep(rng.uniform(0, 0.01))
+        process.kill()
+        process.communicate()
+        kills += 1
+        step = models.read_checkpoint(out)["step"]
+        assert n - 1 <= step <= 40
+        process = start("--resume", out)
+    process.communicate(timeout=120)
+    assert process.returncode == 0 and kills == 5
+    assert_same_run(whole, out)
+
+
+def test_non_finite_stops_before_the_step(data, tmp_path):
+    out = tmp_path / "run"
+    done = run("train.py", *flags(**{**SMALL, "adamw_lr": 1e30, "save_every": 1}, data=data, out=out))
+    assert done.returncode == 3 and "Traceback" not in done.stderr
+    last = done.stdout.splitlines()[-1]
+    step = models.read_checkpoint(out)["step"]
+    assert last.startswith(f"step {step + 1}:") and ("nan" in last or "inf" in last) and f"ckpt.pt is of step {step}" in last
+    assert all(math.isfinite(r["loss"]) for r in rows(out)) and len(rows(out)) == step
+
+
+def test_full_disk_keeps_the_old_checkpoint(data, tmp_path):
+    """A limit on file sizes stands for the disk: the log fits, the checkpoint does not."""
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+    out = tmp_path / "run"
+    assert run("train.py", *flags(**{**SMALL, "max_steps": 8, "schedule": "cosine"}, data=data, out=out)).returncode == 0
+    before = (out / "ckpt.pt").read_bytes()
+    done = run("train.py", *flags(**SMALL, data=data, out=tmp_path / "new"), preexec_fn=limit)
+    assert done.returncode == 1 and "Traceback" not in done.stderr and "could not be written" in done.stdout
+    assert not list((tmp_path / "new").glob("ckpt*")) and len(rows(tmp_path / "new")) == 40
+
+    def broken(f):
+        f.write(b"half")
+        raise OSError(28, "No space left on device")
+    with pytest.raises(OSError):
+        train.write_atomically(out / "ckpt.pt", broken)
+    assert (out / "ckpt.pt").read_bytes() == before and not list(out.glob("*.tmp"))
+
+
+def test_what_must_not_change_the_losses(data, whole, tmp_path):
+    """Evaluation and checkpoint intervals: not a bit. The split into micro-steps: rounding only."""
+    assert inside(*flags(**{**SMALL, "eval_every": 7, "save_every": 40, "eval_tokens": 99}, data=data, out=tmp_path / "a")) == 0
+    assert losses(tmp_path / "a") == losses(whole)
+    assert inside(*flags(**{**SMALL, "micro_batch": 2}, data=data, out=tmp_path / "b")) == 0
+    split, one = np.array(losses(tmp_path / "b")), np.array(losses(whole))
+    assert np.abs(split - one)[:10, 1].max() < 1e-5 and not np.array_equal(split, one)     # later, rounding has grown
+    assert inside(*flags(**{**SMALL, "seed": 1, "max_steps": 3}, data=data, out=tmp_path / "c")) == 0
+    assert losses(tmp_path / "c")[1] != losses(whole)[1]
+
+
+def test_logged_loss_is_without_z_loss(data, tmp_path):
+    small = {**SMALL, "max_steps": 3, "z_loss": 1.0, "micro_batch": 4}
+    assert inside(*flags(**small, data=data, out=tmp_path / "z")) == 0
+    assert losses(tmp_path / "z")[0][1] == pytest.approx(math.log(257), abs=1e-4)
+
+
+def test_adamw_and_bf16(data, tmp_path):
+    assert inside(*flags(**{**SMALL, "optimizer": "adamw", "adamw_lr": 0.01, "schedule": "cosine", "dtype": "bf16"}, data=data, out=tmp_path / "a")) == 0
+    assert losses(tmp_path / "a")[-1][1] < 3.3
+
+
+def test_compiled_run(data, tmp_path):
+    small = {**SMALL, "max_steps": 3}
+    assert inside(*flags(**small, data=data, out=tmp_path / "eager")) == 0
+    assert inside(*flags(**small, data=data, out=tmp_path / "compiled"), "--compile") == 0
+    assert np.allclose(losses(tmp_path / "eager"), losses(tmp_path / "compiled"), atol=1e-4)
+    assert set(models.read_checkpoint(tmp_path / "eager")["model"]) == set(models.read_checkpoint(tmp_path / "compiled")["model"])
+
+
+def test_two_ranks_see_the_same_batch(data, tmp_path):
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(ROOT / "train.py")]
+    small = {**SMALL, "max_steps": 12, "micro_batch": 2, "model": "exoformer"}
+    done = subprocess.run(words + flags(**small, data=data, out=tmp_path / "two"), capture_output=True, text=True, timeout=240,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert inside(*flags(**small, data=data, out=tmp_path / "one")) == 0
+    for a, b in zip(rows(tmp_path / "one") + rows(tmp_path / "one", "val"), rows(tmp_path / "two") + rows(tmp_path / "two", "val")):
+        assert abs(a["loss"] - b["loss"]) < 1e-5
+
+
+def test_eval_and_sample(whole, data, tmp_path):
+    done = run("eval.py", whole, "--tokens", 500, "--json", tmp_path / "e.json")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads((tmp_path / "e.json").read_text())
+    last = rows(whole, "val")[-1]
+    for key in ("loss", "ppl", "bpb"):
+        assert row[key] == pytest.approx(last[key], abs=2e-5) and f"{row[key]:.3f}"[:4] in done.stdout
+    assert row["eval_tokens"] == 500 and row["step"] == 40
+
+    model, _ = models.load(whole)                                               # bits per byte by hand, token by token
+    tokens, nats, size = data_prep.Data(data).shards["val"][0][:501].astype(int), 0.0, 0
+    for at in range(0, 500, 16):
+        idx = torch.tensor(tokens[at:at + 17])
+        logp = model(idx[None, :-1])[0].log_softmax(-1)[0].gather(-1, idx[1:, None])
+        if len(idx) > 1:
+            nats -= logp[:500 - at].sum().item()
+            size += sum(t < 256 for t in idx[1:][:500 - at].tolist())
+    assert row["bpb"] == pytest.approx(nats / math.log(2) / size, abs=1e-4)
+
+    words = [whole, "--prompt", "the c", "--max_new_tokens", 20, "--seed", 3]
+    first, again = run("sample.py", *words), run("sample.py", *words)
+    assert first.returncode == 0 and first.stdout == again.stdout and first.stdout.startswith("the c")
+    assert run("sample.py", whole, "--n", 2, "--top_k", 2, "--max_new_tokens", 4).stdout.count("---") == 2
+
+
+def test_the_default_name_is_numbered(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("gpt-tiny", "gpt-tiny-2"):
+        assert inside(*flags(**{**SMALL, "max_steps": 1, "warmup_steps": 1}, data=data)) == 0
+        assert (tmp_path / "runs" / name / "ckpt.pt").exists()
+
+
+def broken_data(data, folder, what):
+    """A copy of the data folder with one thing wrong."""
+    shutil.copytree(data, folder)
+    shard = next(folder.glob("train*.bin"))
+    raw = shard.read_bytes()
+    if what == "truncated":
+        shard.write_bytes(raw[:-100])
+    elif what == "foreign":
+        shard.write_bytes(b"PK\3\4" + raw[4:])
+    elif what == "missing":
+        shard.unlink()
+    elif what == "ids":
+        (folder / "meta.json").write_text((folder / "meta.json").read_text().replace('"vocab_size": 257', '"vocab_size": 90'))
+    elif what == "meta":
+        (folder / "meta.json").write_text("{")
+    elif what == "no val":
+        (folder / "meta.json").unlink()
+        next(folder.glob("val*.bin")).unlink()
+    return folder
+
+
+BAD = {   # name: (flags, what the line must say)
+    "unknown flag": (["--lerning_rate", "1"], "unknown argument --lerning_rate"),
+    "misspelt flag": (["--max_step", "9"], "did you mean --max_steps?"),
+    "another model's flag": (["--value_act", "relu"], "unknown argument --value_act"),
+    "no such model": (["--model", "gtp"], "no model 'gtp'"),
+    "no such preset": (["--preset", "tniy"], "no preset 'tniy'"),
+    "not a number": (["--max_steps", "many"], "--max_steps"),
+    "no steps": (["--max_steps", "0"], "--max_steps must be positive"),
+    "negative seed": (["--seed", "-1"], "--seed"),
+    "rate not finite": (["--muon_lr", "inf"], "--muon_lr"),
+    "no such optimizer": (["--optimizer", "sgd"], "--optimizer must be one of"),
+    "no such schedule": (["--schedule", "step"], "--schedule must be one of"),
+    "long warm-up": (["--warmup_steps", "41"], "--warmup_steps"),
+    "batch not whole": (["--batch_tokens", "100"], "--batch_tokens 100 must be a multiple"),
+    "micro-batch not a divisor": (["--micro_batch", "3"], "--micro_batch 3 must divide"),
+    "sequence too long": (["--seq_len", "128"], "--max_len 128"),
+    "heads do not divide": (["--n_head", "3"], "n_head"),
+    "small vocabulary": (["--vocab_size", "100"], "--vocab_size 100"),
+    "bad gate": (["--gate", "maybe"], "gate must be"),
+    "no such device": (["--device", "gpu7"], "--device gpu7"),
+    "no such data": (["--data", "nowhere"], "data_prep.py"),
+    "truncated shard": (["--data", "DATA:truncated"], "download it again"),
+    "foreign shard": (["--data", "DATA:foreign"], "not a token shard"),
+    "missing shard": (["--data", "DATA:missing"], "is in meta.json but not in the folder"),
+    "ids beyond the vocabulary": (["--data", "DATA:ids"], "beyond the vocabulary of 90"),
+    "broken meta.json": (["--data", "DATA:meta"], "meta.json: broken"),
+    "no validation shard": (["--data", "DATA:no val"], "no val shard"),
+    "folder in the way": (["--out", "RUN"], "exists: choose another --out"),
+    "nothing to resume": (["--resume", "EMPTY"], "ckpt.pt does not exist"),
+    "checkpoint cut short": (["--resume", "CUT"], "not a readable checkpoint"),
+    "checkpoint with code": (["--resume", "CODE"], "not a readable checkpoint"),
+    "checkpoint of something else": (["--resume", "OTHER"], "not a checkpoint of train.py"),
+    "resume contradicts": (["--resume", "RUN", "--d_model", "64"], "--d_model 64 contradicts"),
+    "resume another model": (["--resume", "RUN", "--model", "satformer"], "--model satformer contradicts"),
+    "resume on other data": (["--resume", "RUN", "--data", "DATA:other"], "is not the data"),
+    "run folder in use": (["--resume", "LOCKED"], "in use by another process"),
+}
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.system, ("touch /tmp/nanodepth_checkpoint_code_ran",)
+
+
+@pytest.fixture(scope="session")
+def bad_runs(data, whole, tmp_path_factory):
+    """All bad commands, run side by side: {name: (process, whether the folder that should not appear did)}."""
+    base = tmp_path_factory.mktemp("bad")
+    for name in ("RUN", "CUT", "CODE", "OTHER", "LOCKED"):
+        shutil.copytree(whole, base / name)
+    (base / "EMPTY").mkdir()
+    (base / "CUT" / "ckpt.pt").write_bytes((whole / "ckpt.pt").read_bytes()[:5000])
+    torch.save({"model": Bomb()}, base / "CODE" / "ckpt.pt")
+    torch.save({"weights": torch.zeros(2)}, base / "OTHER" / "ckpt.pt")
+    held = train.lock(base / "LOCKED")
+    (base / "b.txt").write_text("other text, long enough to be cut into windows of sixteen tokens, " * 20)
+    data_prep.prepare_text([base / "b.txt"], base / "other", "byte", val_frac=0.2)
+
+    def go(item):
+        name, (words, _) = item
+        out = base / f"out of {name}"
+        words = [str(base / w) if (base / w).exists() else w for w in words]
+        words = [str(broken_data(data, base / f"data of {name}", w[5:])) if w.startswith("DATA:") and w != "DATA:other"
+                 else str(base / "other") if w == "DATA:other" else w for w in words]
+        first = flags(**SMALL, data=data, out=out) if "--resume" not in words else []
+        before = {p: p.read_bytes() for p in base.glob("*/log.jsonl")} | {p: p.read_bytes() for p in base.glob("*/ckpt.pt")}
+        done = run("train.py", *first, *words)
+        return name, (done, out.exists(), before == {p: p.read_bytes() for p in before})
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = dict(pool.map(go, BAD.items()))
+    held.close()
+    return results
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(name, bad_runs):
+    done, made_folder, untouched = bad_runs[name]
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == 2 and len(lines) == 1, done.stderr
+    assert lines[0].startswith("train.py: error: ") and BAD[name][1] in lines[0]
+    assert not made_folder and untouched
+    assert not os.path.exists("/tmp/nanodepth_checkpoint_code_ran")
+
+
+@pytest.mark.parametrize("script, words, said", [
+    ("eval.py", ["nowhere"], "ckpt.pt does not exist"), ("sample.py", ["nowhere"], "ckpt.pt does not exist"),
+    ("eval.py", ["RUN", "--data", "nowhere"], "no such data folder"), ("eval.py", ["RUN", "--seq_len", "65"], "max_len 64"),
+    ("sample.py", ["RUN", "--max_new_tokens", "64"], "max_len 64"), ("sample.py", ["RUN", "--temperature", "-1"], "--temperature"),
+    ("eval.py", ["RUN", "--device", "gpu7"], "gpu7"), ("sample.py", ["RUN", "--device", "gpu7"], "gpu7")])
+def test_bad_input_of_the_other_scripts(script, words, said, whole):
+    done = run(script, *[whole if w == "RUN" else w for w in words])
+    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1 and said in done.stderr, done.stderr
+
+
+def test_help_shows_the_model_options():
+    done = run("train.py", "--model", "satformer", "--help")
+    assert done.returncode == 0 and "--value_act" in done.stdout and "softmax_sigmoid" in done.stdout and "--muon_lr" in done.stdout
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_self_report(name):
+    done = run(f"models/{name}.py")
+    assert done.returncode == 0, done.stderr
+    assert f"{name}: " in done.stdout and "forward FLOPs per token" in done.stdout
+    if name != "gpt":
+        difference = float(done.stdout.split("at most ")[1])
+        assert difference < 1e-6
