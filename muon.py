@@ -132,10 +132,11 @@ def optimizers(model, kind, muon_lr, adamw_lr, weight_decay):
     """
     matrices, rest = split_params(model)
     adamw = dict(lr=adamw_lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
+    rest = dict(params=rest, weight_decay=0.0)
     if kind == "muon":
-        opts = [Muon(matrices, lr=muon_lr, weight_decay=weight_decay), torch.optim.AdamW(rest, weight_decay=0.0, **adamw)]
+        opts = [Muon(matrices, lr=muon_lr, weight_decay=weight_decay), torch.optim.AdamW([rest], **adamw)]
     elif kind == "adamw":
-        opts = [torch.optim.AdamW([dict(params=matrices, weight_decay=weight_decay), dict(params=rest, weight_decay=0.0)], **adamw)]
+        opts = [torch.optim.AdamW([dict(params=matrices, weight_decay=weight_decay), rest], **adamw)]
     else:
         raise ValueError(f"optimizer must be muon or adamw, not {kind!r}")
     for group in (g for opt in opts for g in opt.param_groups):

@@ -36,7 +36,7 @@ import data_prep
 import models
 import muon
 
-# ---------------------------------------------------------------------------------------------------------------- options
+# ------------------------------------------------------------------------------------------------------------ options
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Options:
     max_steps: int = 1000           # optimizer steps
     batch_tokens: int = 8192        # tokens per optimizer step, over all ranks
     seq_len: int = 1024             # tokens per sequence
-    micro_batch: int | None = None  # sequences per forward pass and rank: sets memory, not results; none: <= 32,768 tokens
+    micro_batch: int | None = None  # sequences per forward and rank: memory, not results; none: up to 32,768 tokens
     optimizer: str = "muon"         # muon (matrices of the blocks; AdamW for the rest) | adamw
     muon_lr: float = 0.02           # peak rate of Muon
     adamw_lr: float = 0.004         # peak rate of AdamW
@@ -80,7 +80,7 @@ class Options:
                 raise ValueError(f"--{name} must lie between 0 and {most:,}, not {getattr(self, name)}")
 
 
-MAY_CHANGE = {"resume", "data", "device", "compile", "micro_batch", "save_every", "wandb"}   # on resume; the rest must agree
+MAY_CHANGE = {"resume", "data", "device", "compile", "micro_batch", "save_every", "wandb"}     # on resume
 
 
 class Parser(argparse.ArgumentParser):
@@ -142,7 +142,7 @@ def parse(argv):
         parser.error(str(e))
 
 
-# -------------------------------------------------------------------------------------------------------- small functions
+# ---------------------------------------------------------------------------------------------------- small functions
 
 
 def stop(message, code=2):
@@ -237,11 +237,16 @@ def kept_rows(path, step):
     return [row for row in rows if row["step"] <= step]
 
 
-# ------------------------------------------------------------------------------------------------------------------- main
+# --------------------------------------------------------------------------------------------------------------- main
 
 
 def main(argv):
     opt, config, flags = parse(argv)
+    if opt.wandb:
+        try:
+            import wandb
+        except ImportError:
+            stop("--wandb needs the package wandb: pip install wandb")
 
     # ---- ranks, device, precision
     world, rank, ranked = 1, 0, "RANK" in os.environ                        # ranked: started by torchrun
@@ -351,10 +356,6 @@ def main(argv):
     # ---- logging and checkpoints, by the first rank
     tracker, sink = None, open(run / "log.jsonl", "a", buffering=1) if rank == 0 else None
     if opt.wandb and rank == 0:
-        try:
-            import wandb
-        except ImportError:
-            stop("--wandb needs the package wandb: pip install wandb")
         tracker = wandb.init(project="nanodepth", name=run.name, config=run_config, resume="allow", id=run.name)
 
     def log(kind, step, **row):
@@ -403,7 +404,7 @@ def main(argv):
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
     saved, good = start, True
-    for step in range(start, opt.max_steps + 1):                            # one extra turn, to evaluate and save at the end
+    for step in range(start, opt.max_steps + 1):                            # the extra turn evaluates and saves
         last = step == opt.max_steps
         if (last or step % opt.eval_every == 0) and step > evaluated:
             began = time.perf_counter()

@@ -4,6 +4,7 @@ A model file defines `Config` (a dataclass) and `Model(config)`; gpt.py shows th
 all of them: building, loading a run, scoring text, and the papers' presets.
 """
 import math
+import runpy
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -97,34 +98,74 @@ def evaluate(model, batches, token_bytes=None, autocast=None, reduce=None):
         reduce(sums)
     nats, tokens, text = sums.tolist()
     loss = nats / tokens
-    return {"loss": loss, "ppl": math.exp(min(loss, 700)), "bpb": nats / math.log(2) / text if text else None, "eval_tokens": int(tokens)}
+    bpb = nats / math.log(2) / text if text else None
+    return {"loss": loss, "ppl": math.exp(min(loss, 700)), "bpb": bpb, "eval_tokens": int(tokens)}
 
+
+
+def report(Model, Config, neutral=None, **settings):
+    """What `python models/X.py` prints: size and cost beside gpt.py of the same shape, and, if there is a function
+    neutral(model) that sets the new parameters, how far the logits of a small random model with these settings then are
+    from gpt.py's."""
+    gpt = runpy.run_path(str(Path(__file__).with_name("gpt.py")))
+
+    def pair(c):
+        return Model(c), gpt["Model"](gpt["Config"](**{f.name: getattr(c, f.name) for f in fields(gpt["Config"])}))
+
+    with torch.device("meta"):
+        sizes = [(sum(p.numel() for p in m.parameters()), m.flops_per_token(1024)) for m in pair(Config())]
+    (n, flops), (n0, flops0) = sizes
+    print(f"{n:,} parameters ({n - n0:+,} = {n / n0 - 1:+.3%} against gpt.py); {flops:,.0f} forward FLOPs per token in a "
+          f"context of 1,024 ({flops / flops0 - 1:+.3%})")
+    if neutral:
+        model, base = (m.double() for m in pair(Config(97, 4, 4, 2, 64, zero_init=False, norm_eps=1e-12, **settings)))
+        model.load_state_dict(base.state_dict(), strict=False)
+        with torch.no_grad():
+            neutral(model)
+            idx = torch.randint(97, (2, 33))
+            difference = (model(idx)[0] - base(idx)[0]).abs().max()
+        print(f"neutral setting: logits differ from gpt.py's by at most {difference:.0e}")
 
 
 # Named groups of options for train.py and bench.py: differences from the defaults, shape and recipe together. A field
 # that the chosen model does not have is skipped; flags win. Sources: EXO arXiv:2601.08131 and its training script, SAT
-# arXiv:2605.03953 and its configs, MUDD arXiv:2502.12170. vocab_size is the paper's; data with more token ids raises it.
-EXO = dict(vocab_size=57601, rope_theta=5e5, z_loss=1e-5, gate="elementwise", seq_len=2048, max_len=2048, batch_tokens=262144,
-           optimizer="muon", weight_decay=0.1, schedule="wsd", warmup_steps=1000, decay_frac=0.2, data="fineweb-edu",
-           eval_every=1000, eval_tokens=100_000_000)
-SAT = dict(vocab_size=32000, tie_embeddings=True, zero_init=False, seq_len=4096, max_len=4096, batch_tokens=524288,
-           optimizer="adamw", weight_decay=0.1, schedule="cosine", data="fineweb-edu", eval_every=500, eval_tokens=10_485_760)
-MUDD = dict(vocab_size=50432, qk_norm=False, zero_init=False, seq_len=2048, max_len=2048, batch_tokens=524288,
-            optimizer="adamw", weight_decay=0.1, schedule="cosine", data="fineweb-edu", eval_every=500, eval_tokens=10_485_760)
+# arXiv:2605.03953 and its configs, MUDD arXiv:2502.12170. vocab_size is the paper's; data with more ids raises it.
+FINEWEB = dict(data="fineweb-edu", weight_decay=0.1, eval_tokens=10_485_760)
+EXO = dict(FINEWEB, vocab_size=57601, rope_theta=5e5, z_loss=1e-5, gate="elementwise", seq_len=2048, max_len=2048,
+           batch_tokens=262144, optimizer="muon", schedule="wsd", warmup_steps=1000, decay_frac=0.2, eval_every=1000)
+SAT = dict(FINEWEB, vocab_size=32000, tie_embeddings=True, zero_init=False, seq_len=4096, max_len=4096,
+           batch_tokens=524288, optimizer="adamw", schedule="cosine", eval_every=500)
+MUDD = dict(FINEWEB, vocab_size=50432, qk_norm=False, zero_init=False, seq_len=2048, max_len=2048,
+            batch_tokens=524288, optimizer="adamw", schedule="cosine", eval_every=500)
 PRESETS = {
-    "tiny": dict(n_layer=8, d_model=160, n_head=5, max_len=1024, data="stdlib", seq_len=256, batch_tokens=8192, max_steps=225,
-                 warmup_steps=10, eval_every=75, eval_tokens=131072),
-    "gpt2-124m": dict(n_layer=12, d_model=768, n_head=12, d_ff=2048, vocab_size=50304, tie_embeddings=True, max_len=1024, seq_len=1024,
-                      data="fineweb-edu", batch_tokens=524288, max_steps=19073, warmup_steps=250, eval_every=250, eval_tokens=10_485_760),
-    "exo-450m": dict(EXO, n_layer=29, d_model=1024, n_head=16, d_ff=2048, muon_lr=1e-2, adamw_lr=3e-3, max_steps=38147),
-    "exo-1b": dict(EXO, n_layer=32, d_model=1536, n_head=16, d_ff=3072, muon_lr=3e-3, adamw_lr=1e-3, max_steps=76293),
-    "sat-130m": dict(SAT, n_layer=11, d_model=768, n_head=12, d_ff=3072, adamw_lr=2e-3, max_steps=9537, warmup_steps=96),
-    "sat-340m": dict(SAT, n_layer=18, d_model=1024, n_head=16, d_ff=4096, adamw_lr=1.5e-3, max_steps=19074, warmup_steps=191),
-    "sat-760m": dict(SAT, n_layer=19, d_model=1536, n_head=24, d_ff=6144, adamw_lr=1e-3, max_steps=38147, warmup_steps=382),
-    "sat-1.3b": dict(SAT, n_layer=24, d_model=2048, n_head=32, d_ff=5632, adamw_lr=8e-4, max_steps=57221, warmup_steps=573),
-    "mudd-405m": dict(MUDD, n_layer=24, d_model=1024, n_head=16, d_ff=2816, adamw_lr=3e-4, max_steps=13500, warmup_steps=135),
-    "mudd-834m": dict(MUDD, n_layer=24, d_model=1536, n_head=24, d_ff=4096, adamw_lr=2.5e-4, max_steps=28611, warmup_steps=287),
-    "mudd-1.4b": dict(MUDD, n_layer=24, d_model=2048, n_head=32, d_ff=5632, adamw_lr=2e-4, max_steps=49592, warmup_steps=496),
-    "mudd-797m-deep": dict(MUDD, n_layer=34, d_model=1280, n_head=20, d_ff=3392, adamw_lr=2.5e-4, max_steps=28611, warmup_steps=287),
-    "mudd-1.34b-deep": dict(MUDD, n_layer=42, d_model=1536, n_head=24, d_ff=4096, adamw_lr=2e-4, max_steps=49592, warmup_steps=496),
+    "tiny": dict(
+        n_layer=8, d_model=160, n_head=5, max_len=1024, data="stdlib", seq_len=256, batch_tokens=4096, max_steps=400,
+        warmup_steps=10, muon_lr=0.005, adamw_lr=0.004, eval_every=100, eval_tokens=65536),
+    "gpt2-124m": dict(
+        FINEWEB, n_layer=12, d_model=768, n_head=12, d_ff=2048, vocab_size=50304, tie_embeddings=True, max_len=1024,
+        seq_len=1024, batch_tokens=524288, max_steps=19073, warmup_steps=250, eval_every=250),
+    "exo-450m": dict(
+        EXO, n_layer=29, d_model=1024, n_head=16, d_ff=2048, muon_lr=1e-2, adamw_lr=3e-3, max_steps=38147,
+        eval_tokens=100_000_000),
+    "exo-1b": dict(
+        EXO, n_layer=32, d_model=1536, n_head=16, d_ff=3072, muon_lr=3e-3, adamw_lr=1e-3, max_steps=76293,
+        eval_tokens=100_000_000),
+    "sat-130m": dict(
+        SAT, n_layer=11, d_model=768, n_head=12, d_ff=3072, adamw_lr=2e-3, max_steps=9537, warmup_steps=96),
+    "sat-340m": dict(
+        SAT, n_layer=18, d_model=1024, n_head=16, d_ff=4096, adamw_lr=1.5e-3, max_steps=19074, warmup_steps=191),
+    "sat-760m": dict(
+        SAT, n_layer=19, d_model=1536, n_head=24, d_ff=6144, adamw_lr=1e-3, max_steps=38147, warmup_steps=382),
+    "sat-1.3b": dict(
+        SAT, n_layer=24, d_model=2048, n_head=32, d_ff=5632, adamw_lr=8e-4, max_steps=57221, warmup_steps=573),
+    "mudd-405m": dict(
+        MUDD, n_layer=24, d_model=1024, n_head=16, d_ff=2816, adamw_lr=3e-4, max_steps=13500, warmup_steps=135),
+    "mudd-834m": dict(
+        MUDD, n_layer=24, d_model=1536, n_head=24, d_ff=4096, adamw_lr=2.5e-4, max_steps=28611, warmup_steps=287),
+    "mudd-1.4b": dict(
+        MUDD, n_layer=24, d_model=2048, n_head=32, d_ff=5632, adamw_lr=2e-4, max_steps=49592, warmup_steps=496),
+    "mudd-797m-deep": dict(
+        MUDD, n_layer=34, d_model=1280, n_head=20, d_ff=3392, adamw_lr=2.5e-4, max_steps=28611, warmup_steps=287),
+    "mudd-1.34b-deep": dict(
+        MUDD, n_layer=42, d_model=1536, n_head=24, d_ff=4096, adamw_lr=2e-4, max_steps=49592, warmup_steps=496),
 }

@@ -17,9 +17,7 @@ Paper and code: the paper's pseudo-code gives each key norm a gain, which w_l ab
     paper; some public code counts decoder layers.
 """
 import math
-import runpy
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -165,7 +163,7 @@ class DepthAttention(nn.Module):
 
     def __init__(self, c):
         super().__init__()
-        self.query = nn.Parameter(torch.empty(2 * c.n_layer, c.d_model))            # readers 1 .. 2L; reader 0 has no choice
+        self.query = nn.Parameter(torch.empty(2 * c.n_layer, c.d_model))            # readers 1 .. 2L; 0 has no choice
         self.eps = c.norm_eps if c.key_norm else None
 
     def score(self, v, readers):
@@ -335,28 +333,13 @@ class Model(nn.Module):
     def stats(self, idx):
         """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
         alphas = self.watch(idx, [self.depth_attention])                            # entropy in nats; uniform: log(S)
-        return {"entropy": [-a.xlogy(a).sum(-1).mean().item() for a in alphas], "newest": [a[..., -1].mean().item() for a in alphas]}
+        return {"entropy": [-a.xlogy(a).sum(-1).mean().item() for a in alphas],
+                "newest": [a[..., -1].mean().item() for a in alphas]}
 
 
-def report(neutral, **settings):
-    """Prints size and cost beside gpt.py of the same shape, and how far the neutral setting's logits are from it."""
-    gpt = runpy.run_path(str(Path(__file__).with_name("gpt.py")))
+if __name__ == "__main__":                      # prints size and cost, and how far the neutral setting is from gpt.py
+    import pathlib
+    import runpy
 
-    def pair(c):
-        return Model(c), gpt["Model"](gpt["Config"](**{f.name: getattr(c, f.name) for f in fields(gpt["Config"])}))
-
-    with torch.device("meta"):
-        sizes = [(sum(p.numel() for p in m.parameters()), m.flops_per_token(1024)) for m in pair(Config())]
-    (n, flops), (n0, flops0) = sizes
-    print(f"{Path(__file__).stem}: {n:,} parameters ({n - n0:+,} = {n / n0 - 1:+.3%} of gpt.py's); {flops:,.0f} forward FLOPs "
-          f"per token in a context of 1,024 ({flops / flops0 - 1:+.3%})")
-    model, base = (m.double() for m in pair(Config(97, 4, 4, 2, 64, zero_init=False, norm_eps=1e-12, **settings)))
-    model.load_state_dict(base.state_dict(), strict=False)
-    with torch.no_grad():
-        neutral(model)
-        idx = torch.randint(97, (2, 33))
-        print(f"neutral setting: logits differ from gpt.py's by at most {(model(idx)[0] - base(idx)[0]).abs().max():.0e}")
-
-
-if __name__ == "__main__":
-    report(lambda model: None)
+    report = runpy.run_path(str(pathlib.Path(__file__).with_name("__init__.py")))["report"]
+    report(Model, Config, lambda model: None)

@@ -22,9 +22,7 @@ Paper and code: the paper starts W_2 and b at zero, as here; in the code a later
     code takes Q and K anchors after the first layer's QK norm; here, as in the paper, one norm per raw stream.
 """
 import math
-import runpy
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -68,13 +66,14 @@ class Config:
             raise ValueError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}")
         if self.norm_streams is None:
             self.norm_streams = self.mix_streams
-        for name, allowed in dict(gate=("none", "elementwise"), anchor=("external", "first_layer"), mixing=("static", "dynamic"),
-                                  granularity=("elementwise", "headwise", "scalar")).items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be {' or '.join(allowed)}, not {getattr(self, name)!r}")
+        for name, allowed in dict(gate="none elementwise", anchor="external first_layer", mixing="static dynamic",
+                                  granularity="elementwise headwise scalar").items():
+            if getattr(self, name) not in allowed.split():
+                raise ValueError(f"{name} must be one of {allowed}, not {getattr(self, name)!r}")
         streams = "qkv" if self.gate == "none" else "qkvg"
         if not self.mix_streams or sorted(self.mix_streams) != sorted(set(self.mix_streams) & set(streams)):
-            raise ValueError(f"mix_streams must be some of {streams} (g needs gate=elementwise), not {self.mix_streams!r}")
+            raise ValueError(f"mix_streams must be some of {streams} (g needs gate=elementwise), "
+                             f"not {self.mix_streams!r}")
         if sorted(self.norm_streams) != sorted(set(self.norm_streams) & set(self.mix_streams)):
             raise ValueError(f"norm_streams must be some of mix_streams {self.mix_streams}, not {self.norm_streams!r}")
         self.mix_streams = "".join(s for s in "qkvg" if s in self.mix_streams)      # one order, for gamma and W_anc
@@ -158,7 +157,8 @@ class Anchor(nn.Module):
         return dict(zip(self.n_heads, parts))
 
     def forward(self, streams):
-        return {s: self.norms[f"{s}_norm"](streams[s]) if f"{s}_norm" in self.norms else streams[s] for s in self.n_heads}
+        norms = {s: self.norms[f"{s}_norm"] if f"{s}_norm" in self.norms else nn.Identity() for s in self.n_heads}
+        return {s: norm(streams[s]) for s, norm in norms.items()}
 
 
 class Gamma(nn.Module):
@@ -180,9 +180,9 @@ class Mix(nn.Module):
         super().__init__()
         self.mix_streams = c.mix_streams
         heads = {s: c.n_head if s in "qg" else c.n_kv_head for s in c.mix_streams}
-        shape = {s: dict(elementwise=(n, c.d_head), headwise=(n, 1), scalar=(1, 1))[c.granularity] for s, n in heads.items()}
-        self.lambda_anchor = nn.ParameterDict({s: torch.empty(shape[s]) for s in heads})
-        self.lambda_self = nn.ParameterDict({s: torch.empty(shape[s]) for s in heads})
+        shape = dict(elementwise=lambda n: (n, c.d_head), headwise=lambda n: (n, 1), scalar=lambda n: (1, 1))[c.granularity]
+        self.lambda_anchor = nn.ParameterDict({s: torch.empty(shape(n)) for s, n in heads.items()})
+        self.lambda_self = nn.ParameterDict({s: torch.empty(shape(n)) for s, n in heads.items()})
         if c.mixing == "dynamic":
             self.gamma = Gamma(c.d_model, 2 * len(heads))
 
@@ -380,30 +380,14 @@ class Model(nn.Module):
         return stats
 
 
-def report(neutral, **settings):
-    """Prints size and cost beside gpt.py of the same shape, and how far the neutral setting's logits are from it."""
-    gpt = runpy.run_path(str(Path(__file__).with_name("gpt.py")))
+if __name__ == "__main__":                      # prints size and cost, and how far the neutral setting is from gpt.py
+    import pathlib
+    import runpy
 
-    def pair(c):
-        return Model(c), gpt["Model"](gpt["Config"](**{f.name: getattr(c, f.name) for f in fields(gpt["Config"])}))
-
-    with torch.device("meta"):
-        sizes = [(sum(p.numel() for p in m.parameters()), m.flops_per_token(1024)) for m in pair(Config())]
-    (n, flops), (n0, flops0) = sizes
-    print(f"{Path(__file__).stem}: {n:,} parameters ({n - n0:+,} = {n / n0 - 1:+.3%} of gpt.py's); {flops:,.0f} forward FLOPs "
-          f"per token in a context of 1,024 ({flops / flops0 - 1:+.3%})")
-    model, base = (m.double() for m in pair(Config(97, 4, 4, 2, 64, zero_init=False, norm_eps=1e-12, **settings)))
-    model.load_state_dict(base.state_dict(), strict=False)
-    with torch.no_grad():
-        neutral(model)
-        idx = torch.randint(97, (2, 33))
-        print(f"neutral setting: logits differ from gpt.py's by at most {(model(idx)[0] - base(idx)[0]).abs().max():.0e}")
-
-
-if __name__ == "__main__":
     def neutral(model):
         for block in model.blocks:
             for s in model.config.mix_streams:
                 block.attn.mix.lambda_anchor[s].zero_(), block.attn.mix.lambda_self[s].fill_(1.0)
 
-    report(neutral)
+    report = runpy.run_path(str(pathlib.Path(__file__).with_name("__init__.py")))["report"]
+    report(Model, Config, neutral)

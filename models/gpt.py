@@ -277,8 +277,9 @@ class Model(nn.Module):
         return {"gate": [g.sigmoid().mean().item() for g in gates]}
 
 
-if __name__ == "__main__":
-    with torch.device("meta"):
-        model = Model(Config())
-    n = sum(p.numel() for p in model.parameters())
-    print(f"gpt: {n:,} parameters; {model.flops_per_token(1024):,.0f} forward FLOPs per token in a context of 1,024")
+if __name__ == "__main__":                      # prints size and cost
+    import pathlib
+    import runpy
+
+    report = runpy.run_path(str(pathlib.Path(__file__).with_name("__init__.py")))["report"]
+    report(Model, Config)

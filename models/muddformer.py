@@ -2,8 +2,8 @@
 
 The residual stream hands each block the last output X_i. Multiway dynamic dense connections hand it four aggregates,
 one each for queries, keys, values and the residual, whose weights are computed per token from X_i:
-    A_i  = gelu( RN(X_i) W1_i ) W2_i + a_i                        (B, T, C, S): C streams, S = i + 1 sources; RN has no gain
-    X^c  = sum_{j=0..i} A_i[c, j] X_j,   c in {Q, K, V, R}         X_0 is the embedding, X_j the output of block j
+    A_i  = gelu( RN(X_i) W1_i ) W2_i + a_i                  (B, T, C, S): C streams, S = i + 1 sources; RN has no gain
+    X^c  = sum_{j=0..i} A_i[c, j] X_j,   c in {Q, K, V, R}   X_0 is the embedding, X_j the output of block j
     block(X^Q, X^K, X^V, X^R):  H = X^R + attn(norm_q X^Q, norm_k X^K, norm_v X^V);   X_{i+1} = H + mlp(norm(H))
 The head reads one aggregate (R). Settings: dynamic=False keeps only the static a_i; multiway=False makes one aggregate
 serve all four inputs (DDFormer; with dynamic=False, DenseFormer); `streams` restricts which of q, k, v, r are
@@ -22,9 +22,7 @@ Paper and code: the code rounds K_i up to multiples of 64 and makes the last one
     rounded to multiples of 64 (code: 128). The gate of gated attention, not in the paper, reads the query input.
 """
 import math
-import runpy
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -199,7 +197,7 @@ class Aggregate(nn.Module):
     def __init__(self, c, i, streams):
         super().__init__()
         self.streams = streams                                                      # "x": one aggregate for all four
-        self.sources = [j for j in range(i + 1) if j % c.dilation == i % c.dilation and (not c.window or i - j < c.window)]
+        self.sources = [j for j in range(i + 1) if (i - j) % c.dilation == 0 and (not c.window or i - j < c.window)]
         if c.window and 0 not in self.sources:
             self.sources.insert(0, 0)
         self.weights = DepthWeights(c, len(streams), len(self.sources))
@@ -301,7 +299,8 @@ class Model(nn.Module):
 
     def pre_norm(self, j, x):
         """X_j as the aggregates see it."""
-        return self.pre_norms[f"{j}_pre_norm"](x) if self.config.pre_post_norm and f"{j}_pre_norm" in self.pre_norms else x
+        normed = self.config.pre_post_norm and f"{j}_pre_norm" in self.pre_norms
+        return self.pre_norms[f"{j}_pre_norm"](x) if normed else x
 
     def rope(self, T, cache):
         """cos, sin (T, 1, D/2) of the next T positions."""
@@ -374,25 +373,9 @@ class Model(nn.Module):
                 "on_earlier": [A[..., :-1].abs().sum(-1).mean().item() for A in weights]}
 
 
-def report(neutral, **settings):
-    """Prints size and cost beside gpt.py of the same shape, and how far the neutral setting's logits are from it."""
-    gpt = runpy.run_path(str(Path(__file__).with_name("gpt.py")))
+if __name__ == "__main__":                      # prints size and cost, and how far the neutral setting is from gpt.py
+    import pathlib
+    import runpy
 
-    def pair(c):
-        return Model(c), gpt["Model"](gpt["Config"](**{f.name: getattr(c, f.name) for f in fields(gpt["Config"])}))
-
-    with torch.device("meta"):
-        sizes = [(sum(p.numel() for p in m.parameters()), m.flops_per_token(1024)) for m in pair(Config())]
-    (n, flops), (n0, flops0) = sizes
-    print(f"{Path(__file__).stem}: {n:,} parameters ({n - n0:+,} = {n / n0 - 1:+.3%} of gpt.py's); {flops:,.0f} forward FLOPs "
-          f"per token in a context of 1,024 ({flops / flops0 - 1:+.3%})")
-    model, base = (m.double() for m in pair(Config(97, 4, 4, 2, 64, zero_init=False, norm_eps=1e-12, **settings)))
-    model.load_state_dict(base.state_dict(), strict=False)
-    with torch.no_grad():
-        neutral(model)
-        idx = torch.randint(97, (2, 33))
-        print(f"neutral setting: logits differ from gpt.py's by at most {(model(idx)[0] - base(idx)[0]).abs().max():.0e}")
-
-
-if __name__ == "__main__":
-    report(lambda model: None, ffn_realloc=False)
+    report = runpy.run_path(str(pathlib.Path(__file__).with_name("__init__.py")))["report"]
+    report(Model, Config, lambda model: None, ffn_realloc=False)

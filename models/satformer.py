@@ -16,9 +16,7 @@ Paper and code: the paper initialises W_alpha Kaiming-uniform, its code N(0, 0.0
     here, as for every model, only the matrices of the blocks.
 """
 import math
-import runpy
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -307,33 +305,18 @@ class Model(nn.Module):
 
     def stats(self, idx):
         """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
-        gates = self.watch(idx, [block.attn.value_gate for block in self.blocks if hasattr(block.attn, "value_gate")])
-        return {"value_gate": [a.mean().item() for a in gates], "value_gate_zeros": [(a == 0).float().mean().item() for a in gates]}
+        alphas = self.watch(idx, [b.attn.value_gate for b in self.blocks if hasattr(b.attn, "value_gate")])
+        return {"value_gate": [a.mean().item() for a in alphas],
+                "value_gate_zeros": [(a == 0).float().mean().item() for a in alphas]}
 
 
-def report(neutral, **settings):
-    """Prints size and cost beside gpt.py of the same shape, and how far the neutral setting's logits are from it."""
-    gpt = runpy.run_path(str(Path(__file__).with_name("gpt.py")))
+if __name__ == "__main__":                      # prints size and cost, and how far the neutral setting is from gpt.py
+    import pathlib
+    import runpy
 
-    def pair(c):
-        return Model(c), gpt["Model"](gpt["Config"](**{f.name: getattr(c, f.name) for f in fields(gpt["Config"])}))
-
-    with torch.device("meta"):
-        sizes = [(sum(p.numel() for p in m.parameters()), m.flops_per_token(1024)) for m in pair(Config())]
-    (n, flops), (n0, flops0) = sizes
-    print(f"{Path(__file__).stem}: {n:,} parameters ({n - n0:+,} = {n / n0 - 1:+.3%} of gpt.py's); {flops:,.0f} forward FLOPs "
-          f"per token in a context of 1,024 ({flops / flops0 - 1:+.3%})")
-    model, base = (m.double() for m in pair(Config(97, 4, 4, 2, 64, zero_init=False, norm_eps=1e-12, **settings)))
-    model.load_state_dict(base.state_dict(), strict=False)
-    with torch.no_grad():
-        neutral(model)
-        idx = torch.randint(97, (2, 33))
-        print(f"neutral setting: logits differ from gpt.py's by at most {(model(idx)[0] - base(idx)[0]).abs().max():.0e}")
-
-
-if __name__ == "__main__":
     def neutral(model):
         for block in model.blocks[1:]:
             block.attn.value_gate.weight.zero_()
 
-    report(neutral)
+    report = runpy.run_path(str(pathlib.Path(__file__).with_name("__init__.py")))["report"]
+    report(Model, Config, neutral)

@@ -330,6 +330,7 @@ BAD = {   # name: (flags, what the line must say)
     "sequence too long": (["--seq_len", "128"], "--max_len 128"),
     "heads do not divide": (["--n_head", "3"], "n_head"),
     "small vocabulary": (["--vocab_size", "100"], "--vocab_size 100"),
+    "package missing": (["--wandb"], "pip install wandb"),
     "bad gate": (["--gate", "maybe"], "gate must be"),
     "no such device": (["--device", "gpu7"], "--device gpu7"),
     "no such data": (["--data", "nowhere"], "data_prep.py"),
@@ -416,7 +417,7 @@ def test_help_shows_the_model_options():
 def test_self_report(name):
     done = run(f"models/{name}.py")
     assert done.returncode == 0, done.stderr
-    assert f"{name}: " in done.stdout and "forward FLOPs per token" in done.stdout
+    assert " parameters (" in done.stdout and "forward FLOPs per token" in done.stdout
     if name != "gpt":
         difference = float(done.stdout.split("at most ")[1])
         assert difference < 1e-6
