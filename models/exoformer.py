@@ -9,8 +9,7 @@ before QK norm and rotation. `anchor` says where S_anc comes from:
 `granularity` is the shape of a lambda: elementwise (heads, d_head), headwise (heads, 1) or scalar (1, 1).
 mixing="dynamic" scales both lambdas per token by gamma = sigmoid(gelu(norm(x) W_1) W_2 + b), two numbers per stream.
 `mix_streams` chooses S, `norm_streams` which anchors get norm_S, a per-head RMSNorm. The paper's rows: all four and all
-normed (default); norm_streams="" (No Norm); norm_streams="qk" (Only Q/K Norms); mix_streams="vg", norm_streams=""
-(No Norm, {V,G}).
+normed (default); norm_streams="none" (No Norm); "qk" (Only Q/K Norms); mix_streams="vg" and "none" (No Norm, {V,G}).
 Costs with full heads 4 d^2 (W_anc) + 8 L (d | heads | 1) + 4 d_head, dynamic also (16 d + 16*8 + 8) L.
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.__init__, Attention.forward, Block.forward, Model,
@@ -50,7 +49,7 @@ class Config:
     mixing: str = "static"          # static | dynamic
     granularity: str = "elementwise"  # of the lambdas: elementwise | headwise | scalar
     mix_streams: str = "qkvg"       # the streams that mix in their anchor
-    norm_streams: str | None = None  # the streams whose anchor is normalised; None: all of mix_streams
+    norm_streams: str = "all"       # the streams whose anchor is normalised: all, none, or some of mix_streams
 
     def __post_init__(self):
         if self.n_kv_head is None:
@@ -64,8 +63,7 @@ class Config:
             raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head} (rotary pairs)")
         if self.n_head % self.n_kv_head:
             raise ValueError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}")
-        if self.norm_streams is None:
-            self.norm_streams = self.mix_streams
+        self.norm_streams = {"all": self.mix_streams, "none": ""}.get(self.norm_streams, self.norm_streams)
         for name, allowed in dict(gate="none elementwise", anchor="external first_layer", mixing="static dynamic",
                                   granularity="elementwise headwise scalar").items():
             if getattr(self, name) not in allowed.split():

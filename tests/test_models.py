@@ -17,7 +17,7 @@ CASES = [(name, {}) for name in models.names()] + [
     ("satformer", dict(value_act="softmax_sigmoid", last_k=1)), ("satformer", dict(value_act="tanh")),
     ("satformer", dict(value_act="sigmoid")), ("satformer", dict(value_act="softmax")), ("satformer", dict(value_act="identity")),
     ("exoformer", dict(anchor="first_layer", granularity="headwise")), ("exoformer", dict(mixing="dynamic")),
-    ("exoformer", dict(mixing="dynamic", anchor="first_layer", granularity="scalar", mix_streams="vg", norm_streams="")),
+    ("exoformer", dict(mixing="dynamic", anchor="first_layer", granularity="scalar", mix_streams="vg", norm_streams="none")),
     ("exoformer", dict(gate="none", mix_streams="qkv", norm_streams="qk")),
     ("muddformer", dict(dynamic=False)), ("muddformer", dict(multiway=False, ffn_realloc=False)),
     ("muddformer", dict(streams="kv", pre_post_norm=True)), ("muddformer", dict(period=2, dilation=2, n_layer=4)),
