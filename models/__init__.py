@@ -42,6 +42,7 @@ def read_checkpoint(run_dir):
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         lost = {"model", "optimizers", "step", "tokens", "rng", "config", "tokenizer"} - set(checkpoint)
+        lost |= {"model", "model_config", "options", "data", "tokenizer"} - set(checkpoint.get("config", ()))
     except Exception as e:  # torch raises many kinds: truncated zip, foreign file, pickled code
         raise ValueError(f"{path} is not a readable checkpoint: {one_line(e)}") from None
     if lost:
@@ -140,7 +141,7 @@ MUDD = dict(FINEWEB, vocab_size=50432, qk_norm=False, zero_init=False, seq_len=2
 PRESETS = {
     "tiny": dict(
         n_layer=8, d_model=160, n_head=5, max_len=1024, data="stdlib", seq_len=256, batch_tokens=4096, max_steps=400,
-        warmup_steps=10, muon_lr=0.005, adamw_lr=0.004, eval_every=100, eval_tokens=65536),
+        warmup_steps=10, muon_lr=0.005, adamw_lr=0.008, eval_every=100, eval_tokens=131072),
     "gpt2-124m": dict(
         FINEWEB, n_layer=12, d_model=768, n_head=12, d_ff=2048, vocab_size=50304, tie_embeddings=True, max_len=1024,
         seq_len=1024, batch_tokens=524288, max_steps=19073, warmup_steps=250, eval_every=250),
