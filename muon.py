@@ -23,16 +23,15 @@ def polar_express(G):
     """Approximate polar factor U V^T of G = U S V^T, for a stack of matrices (..., rows, cols) of any shape.
 
     Singular values of at least 1e-3 of the Frobenius norm end in [0.84, 1.15] rather than at 1, which is near enough
-    for an optimizer; zero stays zero. Runs in bf16 on a GPU, elsewhere in the dtype of G.
+    for an optimizer; zero stays zero. Computes in the dtype of G; bf16 is enough.
     """
-    X = G.bfloat16() if G.is_cuda else G
-    wide = X.size(-2) <= X.size(-1)
-    X = X if wide else X.mT                                               # few rows: the products below are rows x rows
+    wide = G.size(-2) <= G.size(-1)
+    X = G if wide else G.mT                                               # few rows: the products below are rows x rows
     X = X / (X.norm(dim=(-2, -1), keepdim=True) * 1.02 + 1e-6)
     for a, b, c in POLAR_EXPRESS:
         A = X @ X.mT
         X = a * X + (b * A + c * A @ A) @ X
-    return (X if wide else X.mT).type_as(G)
+    return X if wide else X.mT
 
 
 class Muon(torch.optim.Optimizer):
@@ -44,9 +43,11 @@ class Muon(torch.optim.Optimizer):
     momentum: of the running mean of gradients; the update is Nesterov's, (1 - momentum) grad + momentum mean.
     second_moment: None, or the decay rate (0.95 in ExoFormer's code) of a running mean square per row (per column of
         wide matrices), by which the update is divided at unchanged Frobenius norm.
+    dtype: of the orthogonalisation; None: that of the parameters.
     """
 
-    def __init__(self, params, lr=0.02, weight_decay=0.0, momentum=0.95, second_moment=None):
+    def __init__(self, params, lr=0.02, weight_decay=0.0, momentum=0.95, second_moment=None, dtype=None):
+        self.dtype = dtype
         super().__init__(params, dict(lr=lr, weight_decay=weight_decay, momentum=momentum, second_moment=second_moment))
         for p in (p for group in self.param_groups for p in group["params"]):
             if p.ndim != 2:
@@ -80,9 +81,10 @@ class Muon(torch.optim.Optimizer):
             p.sub_(u, alpha=lr)
 
     def orthogonalize(self, G):
-        """polar_express(G), the stack split over the ranks."""
+        """polar_express(G) in self.dtype, the stack split over the ranks."""
+        out_dtype, G = G.dtype, G.to(self.dtype or G.dtype)
         if not dist.is_initialized() or dist.get_world_size() == 1:
-            return polar_express(G)
+            return polar_express(G).to(out_dtype)
         world, rank, share = dist.get_world_size(), dist.get_rank(), -(-len(G) // dist.get_world_size())
         mine = G.new_zeros(share, *G.shape[1:])                           # the last ranks may have less to do
         part = G[rank * share:(rank + 1) * share]
@@ -90,7 +92,7 @@ class Muon(torch.optim.Optimizer):
             mine[:len(part)] = polar_express(part)
         out = G.new_empty(world * share, *G.shape[1:])
         dist.all_gather_into_tensor(out, mine)
-        return out[:len(G)]
+        return out[:len(G)].to(out_dtype)
 
     def normalize(self, params, updates, rate, dim):
         """Divides updates (N, rows, cols) by the root of their running mean square over `dim`, at unchanged norm."""
@@ -125,16 +127,16 @@ def split_params(model):
     return matrices, [p for p in model.parameters() if id(p) not in chosen]
 
 
-def optimizers(model, kind, muon_lr, adamw_lr, weight_decay):
+def optimizers(model, kind, muon_lr, adamw_lr, weight_decay, dtype=None):
     """The optimizers of a run: [Muon, AdamW] for kind "muon", [AdamW] for "adamw". Only the matrices decay.
 
-    Every group carries its peak rate as "peak_lr", for the schedule.
+    dtype is Muon's. Every group carries its peak rate as "peak_lr", for the schedule. ValueError for another kind.
     """
     matrices, rest = split_params(model)
     adamw = dict(lr=adamw_lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
     rest = dict(params=rest, weight_decay=0.0)
     if kind == "muon":
-        opts = [Muon(matrices, lr=muon_lr, weight_decay=weight_decay), torch.optim.AdamW([rest], **adamw)]
+        opts = [Muon(matrices, muon_lr, weight_decay, dtype=dtype), torch.optim.AdamW([rest], **adamw)]
     elif kind == "adamw":
         opts = [torch.optim.AdamW([dict(params=matrices, weight_decay=weight_decay), rest], **adamw)]
     else:

@@ -303,7 +303,8 @@ def main(argv):
     model.to(device).train()
     if opt.compile:
         model.compile(dynamic=False)                                        # in place: state-dict keys keep their names
-    opts = muon.optimizers(model, opt.optimizer, opt.muon_lr, opt.adamw_lr, opt.weight_decay)
+    opts = muon.optimizers(model, opt.optimizer, opt.muon_lr, opt.adamw_lr, opt.weight_decay,
+                           torch.bfloat16 if opt.dtype == "bf16" else None)
     run_model = model
     if ranked:
         run_model = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)

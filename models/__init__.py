@@ -140,8 +140,8 @@ MUDD = dict(FINEWEB, vocab_size=50432, qk_norm=False, zero_init=False, seq_len=2
             batch_tokens=524288, optimizer="adamw", schedule="cosine", eval_every=500)
 PRESETS = {
     "tiny": dict(
-        n_layer=8, d_model=160, n_head=5, max_len=1024, data="stdlib", seq_len=256, batch_tokens=4096, max_steps=400,
-        warmup_steps=10, muon_lr=0.005, adamw_lr=0.008, eval_every=100, eval_tokens=131072),
+        n_layer=8, d_model=160, n_head=5, max_len=1024, data="stdlib", seq_len=256, batch_tokens=2048, max_steps=720,
+        warmup_steps=20, muon_lr=0.005, adamw_lr=0.004, eval_every=180, eval_tokens=131072),
     "gpt2-124m": dict(
         FINEWEB, n_layer=12, d_model=768, n_head=12, d_ff=2048, vocab_size=50304, tie_embeddings=True, max_len=1024,
         seq_len=1024, batch_tokens=524288, max_steps=19073, warmup_steps=250, eval_every=250),

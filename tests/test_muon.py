@@ -38,6 +38,20 @@ def test_singular_values_and_polar_factor(kind, scale):
         assert (out - U @ V).norm() / (U @ V).norm() < 0.15
 
 
+@pytest.mark.parametrize("kind", ["tall", "wide", "ill-conditioned", "rank-deficient"])
+def test_bf16_is_enough(kind):
+    """The update of a Muon step in bf16: large singular directions land in a slightly wider band."""
+    G = matrix(kind).float()
+    p = nn.Parameter(torch.zeros_like(G))
+    p.grad = G.clone()
+    muon.Muon([p], lr=1.0, momentum=0.0, dtype=torch.bfloat16).step()
+    assert p.dtype == torch.float32
+    U, S, V = torch.linalg.svd(G.double(), full_matrices=False)
+    seen = S / S.square().sum().sqrt() > 2e-2
+    values = (U.T @ -p.detach().double() @ V.T).diagonal() / max(1, G.size(0) / G.size(1)) ** 0.5
+    assert (values[seen] > LOW - 0.05).all() and (values[seen] < HIGH + 0.05).all()
+
+
 def test_zero_and_tiny_gradients_stay_finite():
     for G in (torch.zeros(5, 3), torch.full((3, 5), 1e-30)):
         assert muon.polar_express(G).isfinite().all()
