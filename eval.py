@@ -23,8 +23,10 @@ def evaluate(run, args):
     data = data_prep.Data(args.data or trained["path"])
     if not args.data and data.fingerprint != trained["fingerprint"]:
         raise ValueError(f"{trained['path']} is not what {run} was trained on any more: name the data with --data")
-    if data.fingerprint != trained["fingerprint"] and Path(data.tokenizer).name != Path(config["tokenizer"]).name:
-        raise ValueError(f"{args.data} has {data.tokenizer} tokens, but {run} was trained on {config['tokenizer']} tokens")
+    own = Path(run) / "tokenizer.tiktoken"                                  # a copy of the vocabulary, unless gpt2 or byte
+    same = data.tokenizer == config["tokenizer"] or own.exists() and own.read_bytes() == Path(data.tokenizer).read_bytes()
+    if not same or data.vocab_size > model.config.vocab_size:
+        raise ValueError(f"{data.path} has other tokens ({data.tokenizer}) than {run} was trained on ({config['tokenizer']})")
     seq_len = args.seq_len or opt["seq_len"]
     if seq_len > model.config.max_len:
         raise ValueError(f"--seq_len {seq_len} is longer than max_len {model.config.max_len} of {run}")

@@ -3,7 +3,8 @@
 Muon replaces the momentum of each weight matrix by (nearly) the closest semi-orthogonal matrix, so that every direction
 moves by the same amount. K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024).
 The orthogonalisation is Polar Express (arXiv:2505.16932), five steps; decay is cautious (arXiv:2510.12402); the optional
-row/column normalisation is NorMuon's (arXiv:2510.05491). This is the recipe of ExoFormer (arXiv:2601.08131).
+row/column normalisation is NorMuon's (arXiv:2510.05491). All of it together is what ExoFormer's code does
+(arXiv:2601.08131), which also keeps weights and state in bf16; here they are fp32.
 """
 import torch
 import torch.distributed as dist
@@ -127,16 +128,17 @@ def split_params(model):
     return matrices, [p for p in model.parameters() if id(p) not in chosen]
 
 
-def optimizers(model, kind, muon_lr, adamw_lr, weight_decay, dtype=None):
+def optimizers(model, kind, muon_lr, adamw_lr, weight_decay, second_moment=None, dtype=None):
     """The optimizers of a run: [Muon, AdamW] for kind "muon", [AdamW] for "adamw". Only the matrices decay.
 
-    dtype is Muon's. Every group carries its peak rate as "peak_lr", for the schedule. ValueError for another kind.
+    second_moment and dtype are Muon's. Every group carries its peak rate as "peak_lr", for the schedule. ValueError for another kind.
     """
     matrices, rest = split_params(model)
     adamw = dict(lr=adamw_lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
     rest = dict(params=rest, weight_decay=0.0)
     if kind == "muon":
-        opts = [Muon(matrices, muon_lr, weight_decay, dtype=dtype), torch.optim.AdamW([rest], **adamw)]
+        opts = [Muon(matrices, muon_lr, weight_decay, second_moment=second_moment, dtype=dtype),
+                torch.optim.AdamW([rest], **adamw)]
     elif kind == "adamw":
         opts = [torch.optim.AdamW([dict(params=matrices, weight_decay=weight_decay), rest], **adamw)]
     else:

@@ -26,8 +26,10 @@ def main():
     parser.add_argument("--device", default="auto", help="torch device; auto: cuda, else cpu")
     parser.add_argument("--compile", action="store_true", help="compile the decoding step: pays for long texts")
     args = parser.parse_args()
-    if args.n < 1 or args.max_new_tokens < 1 or args.temperature < 0 or args.top_k is not None and args.top_k < 1:
-        parser.error("--n, --max_new_tokens and --top_k must be at least 1, --temperature at least 0")
+    if min(args.n, args.max_new_tokens, 1 if args.top_k is None else args.top_k) < 1:
+        parser.error("--n, --max_new_tokens and --top_k must be at least 1")
+    if not 0 <= args.temperature < float("inf") or not 0 <= args.seed < 2 ** 63:
+        parser.error("--temperature and --seed must be at least 0, and finite")
     try:
         device = models.find_device(args.device)
         model, config = models.load(args.run, device)

@@ -58,6 +58,7 @@ class Options:
     muon_lr: float = 0.02           # peak rate of Muon
     adamw_lr: float = 0.004         # peak rate of AdamW
     weight_decay: float = 0.1       # on the matrices only; cautious under Muon
+    second_moment: float | None = None  # Muon: rate of the row/column normalisation (0.95 in ExoFormer's code); none: off
     schedule: str = "wsd"           # wsd (constant, then linear to 10%) | cosine (to 10%); both after linear warm-up
     warmup_steps: int = 100         # steps of warm-up
     decay_frac: float = 0.2         # part of the steps in wsd's final decay
@@ -146,9 +147,9 @@ def parse(argv):
 
 
 def stop(message, code=2):
-    """Ends the process with one line on stderr (of several ranks, from the first)."""
-    if os.environ.get("RANK", "0") == "0":
-        print(f"train.py: {'error: ' if code == 2 else ''}{message}", file=sys.stderr, flush=True)
+    """Ends the process with one line on stderr."""
+    rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
+    print(f"train.py: {'error: ' if code == 2 else ''}{rank}{message}", file=sys.stderr, flush=True)
     sys.exit(code)
 
 
@@ -173,7 +174,7 @@ def has_bf16(device):
 def peak_flops(device):
     """Dense bf16 FLOP/s by the vendor's data sheet, or None for a chip that is not in the list."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    table = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}
+    table = {"H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}
     return next((peak for chip, peak in table.items() if chip in name), None)
 
 
@@ -207,11 +208,13 @@ def new_run_folder(opt):
 
 def lock(run):
     """Holds the run folder until this process ends, however it ends; returns the open file."""
-    handle = open(run / ".lock", "w")
     try:
+        handle = open(run / ".lock", "w")
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         stop(f"{run} is in use by another process")
+    except OSError as e:
+        stop(f"{run} cannot be written to: {e.strerror}")
     return handle
 
 
@@ -250,13 +253,12 @@ def main(argv):
 
     # ---- ranks, device, precision
     world, rank, ranked = 1, 0, "RANK" in os.environ                        # ranked: started by torchrun
+    wants_cuda = opt.device == "auto" and torch.cuda.is_available() or opt.device.startswith("cuda")
     try:
-        device = models.find_device(opt.device)
+        device = models.find_device(f"cuda:{os.environ['LOCAL_RANK']}" if ranked and wants_cuda else opt.device)
     except ValueError as e:
         stop(e)
     if ranked:
-        if device.type == "cuda":
-            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         world, rank = dist.get_world_size(), dist.get_rank()
     if device.type == "cuda":
@@ -304,13 +306,14 @@ def main(argv):
     if opt.compile:
         model.compile(dynamic=False)                                        # in place: state-dict keys keep their names
     opts = muon.optimizers(model, opt.optimizer, opt.muon_lr, opt.adamw_lr, opt.weight_decay,
-                           torch.bfloat16 if opt.dtype == "bf16" else None)
+                           opt.second_moment, torch.bfloat16 if opt.dtype == "bf16" else None)
     run_model = model
     if ranked:
-        run_model = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+        ids = [device.index] if device.type == "cuda" else None
+        run_model = DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)
 
     # ---- run folder, new or resumed
-    start, evaluated, holder = 0, -1, None                                  # evaluated: step of the last validation
+    start, evaluated, saved, holder = 0, -1, -1, None                       # evaluated, saved: the step of the last one
     if opt.resume:
         run = Path(opt.resume)
         holder = lock(run) if rank == 0 else None
@@ -325,7 +328,7 @@ def main(argv):
         except (RuntimeError, ValueError, KeyError) as e:
             stop(f"{run}/ckpt.pt does not fit models/{opt.model}.py: {models.one_line(e)}")
         torch.set_rng_state(checkpoint["rng"])
-        start = checkpoint["step"]
+        start = saved = checkpoint["step"]
         if rank == 0:                                                       # the log goes on from the checkpoint
             rows = kept_rows(run / "log.jsonl", start)
             evaluated = max((row["step"] for row in rows if row["kind"] == "val"), default=-1)
@@ -341,23 +344,23 @@ def main(argv):
     if not opt.resume:
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
         run_config = {
-            "model": opt.model, "model_config": config, "options": {**asdict(opt), "out": str(run), "device": "auto"},
+            "model": opt.model, "model_config": config, "options": {**asdict(opt), "out": str(run)},
             "tokenizer": data.tokenizer, "data": {"path": str(folder), "fingerprint": data.fingerprint, "meta": data.meta},
-            "command": [sys.executable, *sys.argv], "git": git_state(), "gpu": gpu, "ranks": world,
+            "command": [sys.executable, *sys.argv], "git": git_state(), "gpu": gpu, "ranks": world, "id": os.urandom(4).hex(),
             "versions": {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}}
         if rank == 0:
             holder = lock(run)
             (run / "source").mkdir()
             for source in (models.module(opt.model).__file__, __file__, muon.__file__):
                 shutil.copy(source, run / "source")
-            if Path(data.tokenizer).is_file():
+            if data.tokenizer not in ("gpt2", "byte"):
                 shutil.copy(data.tokenizer, run / "tokenizer.tiktoken")
             write_atomically(run / "config.json", lambda f: f.write(json.dumps(run_config, indent=1).encode()))
 
     # ---- logging and checkpoints, by the first rank
     tracker, sink = None, open(run / "log.jsonl", "a", buffering=1) if rank == 0 else None
     if opt.wandb and rank == 0:
-        tracker = wandb.init(project="nanodepth", name=run.name, config=run_config, resume="allow", id=run.name)
+        tracker = wandb.init(project="nanodepth", name=run.name, config=run_config, resume="allow", id=run_config["id"])
 
     def log(kind, step, **row):
         if rank == 0:
@@ -398,13 +401,16 @@ def main(argv):
     # ---- loop
     caught = []
 
+    def kept():
+        return f"{run}/ckpt.pt is of step {saved}" if saved >= 0 else "there is no checkpoint"
+
     def on_signal(number, frame):
         caught.append(number)
         signal.signal(number, signal.SIG_DFL)                               # a second one ends the process at once
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
-    saved, good = start, True
+    good = True
     for step in range(start, opt.max_steps + 1):                            # the extra turn evaluates and saves
         last = step == opt.max_steps
         if (last or step % opt.eval_every == 0) and step > evaluated:
@@ -419,6 +425,10 @@ def main(argv):
             bits = "" if row["bpb"] is None else f" | {row['bpb']:.4f} bits/byte"
             say(f"step {step:5d}/{opt.max_steps} | val {row['loss']:.4f} nats | ppl {row['ppl']:.2f}{bits} "
                 f"| {row['eval_tokens']:,} tokens in {row['eval_s']:.1f} s")
+            if not math.isfinite(row["loss"]):
+                bar.close()
+                say(f"step {step}: the validation loss is {row['loss']}: stopped; {kept()}")
+                return 3
         if (last or step % (opt.save_every or opt.eval_every) == 0) and step > saved:
             good = save(step)
             saved = step if good else saved
@@ -447,8 +457,7 @@ def main(argv):
         loss_value, norm_value, signals = told.tolist()
         if not math.isfinite(loss_value + norm_value):
             bar.close()
-            say(f"step {step + 1}: loss {loss_value}, gradient norm {norm_value}: stopped before the optimizer step; "
-                + (f"{run}/ckpt.pt is of step {saved}" if saved else "there is no checkpoint yet"))
+            say(f"step {step + 1}: loss {loss_value}, gradient norm {norm_value}: stopped before the optimizer step; {kept()}")
             return 3
         for o in opts:
             for group in o.param_groups:
@@ -475,7 +484,8 @@ def main(argv):
             say(f"interrupted after step {step + 1}" + (f"; to resume: python train.py --resume {run}" if good else ""))
             return 128 + (caught[0] if caught else int(signal.SIGTERM))
     bar.close()
-    say(f"done: python sample.py {run}; python eval.py {run}")
+    if good:
+        say(f"done: python sample.py {run}; python eval.py {run}")
     return 0 if good else 1
 
 
@@ -484,15 +494,14 @@ if __name__ == "__main__":
         code = main(sys.argv[1:])
     except data_prep.DataError as e:
         stop(e)
-    except torch.OutOfMemoryError:
-        stop("out of memory: halve --micro_batch (same results, in more micro-steps), or --batch_tokens")
-    except OSError as e:
-        if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        stop(f"{e.strerror}: the last checkpoint is intact; free some space and go on with --resume", 1)
     except KeyboardInterrupt:
         stop("interrupted before training began", 130)
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    except (RuntimeError, OSError) as e:
+        if isinstance(e, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(e):
+            stop("out of memory: halve --micro_batch (same results, in more micro-steps), or --batch_tokens")
+        if getattr(e, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            stop(f"{e.strerror}: stopped; free some space and go on from the last checkpoint with --resume", 1)
+        raise
+    if dist.is_initialized():                                               # not on errors: others may be waiting in a collective
+        dist.destroy_process_group()
     sys.exit(code)

@@ -40,7 +40,7 @@ def read_checkpoint(run_dir):
     if not path.is_file():
         raise ValueError(f"{path} does not exist: {run_dir} is not the folder of a run that has saved")
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         lost = {"model", "optimizers", "step", "tokens", "rng", "config", "tokenizer"} - set(checkpoint)
         lost |= {"model", "model_config", "options", "data", "tokenizer"} - set(checkpoint.get("config", ()))
     except Exception as e:  # torch raises many kinds: truncated zip, foreign file, pickled code
@@ -53,9 +53,8 @@ def read_checkpoint(run_dir):
 def find_device(name="auto"):
     """The torch device `name`; "auto": cuda if there is one, else cpu. ValueError if it cannot be used."""
     try:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else torch.device(name)
-        torch.zeros(1, device=device)
-        return device
+        name = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+        return torch.zeros(1, device=name).device                                   # cuda gets its index
     except (RuntimeError, AssertionError, NotImplementedError) as e:
         raise ValueError(f"--device {name} cannot be used: {one_line(e)}") from None
 
@@ -133,7 +132,8 @@ def report(Model, Config, neutral=None, **settings):
 # arXiv:2605.03953 and its configs, MUDD arXiv:2502.12170. vocab_size is the paper's; data with more ids raises it.
 FINEWEB = dict(data="fineweb-edu", weight_decay=0.1, eval_tokens=10_485_760)
 EXO = dict(FINEWEB, vocab_size=57601, rope_theta=5e5, z_loss=1e-5, gate="elementwise", seq_len=2048, max_len=2048,
-           batch_tokens=262144, optimizer="muon", schedule="wsd", warmup_steps=1000, decay_frac=0.2, eval_every=1000)
+           batch_tokens=262144, optimizer="muon", second_moment=0.95, schedule="wsd", warmup_steps=1000, decay_frac=0.2,
+           eval_every=1000)
 SAT = dict(FINEWEB, vocab_size=32000, tie_embeddings=True, zero_init=False, seq_len=4096, max_len=4096,
            batch_tokens=524288, optimizer="adamw", schedule="cosine", eval_every=500)
 MUDD = dict(FINEWEB, vocab_size=50432, qk_norm=False, zero_init=False, seq_len=2048, max_len=2048,

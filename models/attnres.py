@@ -168,9 +168,11 @@ class DepthAttention(nn.Module):
 
     def score(self, v, readers):
         """w_l . RN(v) of source v (B, T, C) for a slice of the readers l -> (B, T, len(readers))."""
-        v = v.to(torch.promote_types(v.dtype, torch.float32))
         e = v @ self.query[readers].T
-        return e if self.eps is None else e * torch.rsqrt(v.square().mean(-1, keepdim=True) + self.eps)
+        if self.eps is None:
+            return e
+        square = v.to(torch.promote_types(v.dtype, torch.float32)).square()
+        return e * torch.rsqrt(square.mean(-1, keepdim=True) + self.eps)
 
     def forward(self, scores):
         return torch.stack(scores, dim=-1).softmax(-1)

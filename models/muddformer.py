@@ -11,7 +11,7 @@ aggregated, the others read X_i. The MLP widths grow linearly from 0.5 to 1.5 d_
 pre_post_norm (used at scale): X^c = X_i + norm'_c( sum_j A_i[c, j] norm_j(X_j) ), a_i = 0 and norm' = 1e-3 at the start.
 Sparse forms: aggregate only after every `period`-th block and the last, over sources j = i modulo `dilation`, or over
 the last `window` outputs and the embedding.
-Costs sum_i [ d K_i + K_i^2 + K_i ] parameters with K_i = 4 (i+1) for i < L and K_L = L + 1.
+Costs sum_i [ d K_i + K_i^2 + K_i ] parameters with K_i = 4 (i+1) for i < L and K_L = L + 1, and 2 d (L-1) norm gains.
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.forward, Block.__init__, Block.forward, Model.__init__,
     Model.init_weights, Model.forward, Model.stats

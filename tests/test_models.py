@@ -80,7 +80,7 @@ def test_neutral_setting_equals_gpt(name, options, values):
 
 
 def test_equalities_between_settings():
-    """SAT with softmax gate at W = 0 is ResFormer (1, 1); dynamic Exo starts as static; AttnRes S=1 is a loop over all."""
+    """SAT with softmax gate at W = 0 is ResFormer (1, 1); dynamic Exo starts as static."""
     sat, res = build("satformer", dict(value_act="softmax")), build("resformer", dict(value_mix="learnable"))
     res.load_state_dict(sat.state_dict(), strict=False)
     with torch.no_grad():
@@ -176,8 +176,8 @@ def test_optimizer_groups_are_a_partition(name, options):
         assert p.ndim < 2 or key in ("embed.weight", "head.weight", "depth_attention.query") or "lambda" in key or key.startswith("aggregate.")
 
 
-@pytest.mark.parametrize("name, options", [c for c in CASES if c[0] not in ("gpt",) or not c[1]][:6]
-                         + [("exoformer", dict(mixing="dynamic")), ("attnres", dict(block_size=2)), ("gpt", dict(gate="headwise"))])
+@pytest.mark.parametrize("name, options", [(name, {}) for name in models.names()] + [
+    ("exoformer", dict(mixing="dynamic")), ("attnres", dict(block_size=2)), ("gpt", dict(gate="headwise"))])
 def test_compiled_equals_eager(name, options):
     """One graph in forward and backward, and one for the decoding step."""
     model = build(name, options, n_layer=2)
