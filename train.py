@@ -373,6 +373,9 @@ def main(argv):
             bar.write(text)
             sys.stdout.flush()
 
+    def kept():
+        return f"{run}/ckpt.pt is of step {saved}" if saved >= 0 else "there is no checkpoint"
+
     def save(step):
         """Whether the checkpoint of `step` could be written; if not (full disk), the previous one stays as it was."""
         try:
@@ -383,7 +386,7 @@ def main(argv):
                 write_atomically(run / "ckpt.pt", lambda f: torch.save(state, f))
             return True
         except (OSError, RuntimeError) as e:
-            say(f"step {step}: the checkpoint could not be written ({models.one_line(e)}); the previous one is intact")
+            say(f"step {step}: the checkpoint could not be written (is the disk full? {models.one_line(e)}); {kept()}")
             return False
 
     bar = tqdm(total=opt.max_steps, initial=start, unit="step", disable=rank > 0 or not sys.stderr.isatty())
@@ -400,9 +403,6 @@ def main(argv):
 
     # ---- loop
     caught = []
-
-    def kept():
-        return f"{run}/ckpt.pt is of step {saved}" if saved >= 0 else "there is no checkpoint"
 
     def on_signal(number, frame):
         caught.append(number)
@@ -500,7 +500,7 @@ if __name__ == "__main__":
         if isinstance(e, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(e):
             stop("out of memory: halve --micro_batch (same results, in more micro-steps), or --batch_tokens")
         if getattr(e, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            stop(f"{e.strerror}: stopped; free some space and go on from the last checkpoint with --resume", 1)
+            stop(f"{e.strerror}: stopped; free some space, and go on with --resume if there is a checkpoint", 1)
         raise
     if dist.is_initialized():                                               # not on errors: others may be waiting in a collective
         dist.destroy_process_group()
