@@ -309,8 +309,7 @@ def main(argv):
                            opt.second_moment, torch.bfloat16 if opt.dtype == "bf16" else None)
     run_model = model
     if ranked:
-        ids = [device.index] if device.type == "cuda" else None
-        run_model = DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)
+        run_model = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
 
     # ---- run folder, new or resumed
     start, evaluated, saved, holder = 0, -1, -1, None                       # evaluated, saved: the step of the last one
