@@ -23,8 +23,8 @@ def evaluate(run, args):
     data = data_prep.Data(args.data or trained["path"])
     if not args.data and data.fingerprint != trained["fingerprint"]:
         raise ValueError(f"{trained['path']} is not what {run} was trained on any more: name the data with --data")
-    own = Path(run) / "tokenizer.tiktoken"                                  # a copy of the vocabulary, unless gpt2 or byte
-    same = data.tokenizer == config["tokenizer"] or own.exists() and own.read_bytes() == Path(data.tokenizer).read_bytes()
+    own, other = Path(run) / "tokenizer.tiktoken", Path(data.tokenizer)     # files, unless the tokenizer is gpt2 or byte
+    same = own.read_bytes() == other.read_bytes() if own.exists() and other.is_file() else data.tokenizer == config["tokenizer"]
     if not same or data.vocab_size > model.config.vocab_size:
         raise ValueError(f"{data.path} has other tokens ({data.tokenizer}) than {run} was trained on ({config['tokenizer']})")
     seq_len = args.seq_len or opt["seq_len"]

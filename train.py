@@ -312,7 +312,7 @@ def main(argv):
         run_model = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
 
     # ---- run folder, new or resumed
-    start, evaluated, saved, holder = 0, -1, -1, None                       # evaluated, saved: the step of the last one
+    start, evaluated, saved, holder = 0, -1, -1, None                       # steps of the last ones; holder keeps the lock
     if opt.resume:
         run = Path(opt.resume)
         holder = lock(run) if rank == 0 else None

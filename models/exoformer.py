@@ -147,7 +147,8 @@ class Anchor(nn.Module):
         self.d_head = c.d_head
         if c.anchor == "external":
             self.proj = nn.Linear(c.d_model, sum(self.n_heads.values()) * c.d_head, bias=False)
-        self.norms = nn.ModuleDict({f"{s}_norm": RMSNorm(c.d_head, c.norm_eps) for s in c.norm_streams})
+        self.norms = nn.ModuleDict({f"{s}_norm": RMSNorm(c.d_head, c.norm_eps) if s in c.norm_streams else nn.Identity()
+                                    for s in c.mix_streams})
 
     def project(self, x):
         """x_0 (B, T, C) -> the raw streams of x_0 W_anc."""
@@ -155,8 +156,7 @@ class Anchor(nn.Module):
         return dict(zip(self.n_heads, parts))
 
     def forward(self, streams):
-        norms = {s: self.norms[f"{s}_norm"] if f"{s}_norm" in self.norms else nn.Identity() for s in self.n_heads}
-        return {s: norm(streams[s]) for s, norm in norms.items()}
+        return {s: self.norms[f"{s}_norm"](streams[s]) for s in self.n_heads}
 
 
 class Gamma(nn.Module):

@@ -177,7 +177,8 @@ def test_optimizer_groups_are_a_partition(name, options):
 
 
 @pytest.mark.parametrize("name, options", [(name, {}) for name in models.names()] + [
-    ("exoformer", dict(mixing="dynamic")), ("attnres", dict(block_size=2)), ("gpt", dict(gate="headwise"))])
+    ("exoformer", dict(mixing="dynamic")), ("attnres", dict(block_size=2)), ("gpt", dict(gate="headwise")),
+    ("exoformer", dict(anchor="first_layer", norm_streams="qk"))])
 def test_compiled_equals_eager(name, options):
     """One graph in forward and backward, and one for the decoding step."""
     model = build(name, options, n_layer=2)

@@ -422,6 +422,18 @@ def test_bad_input_of_the_other_scripts(script, words, said, whole, tmp_path):
     assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1 and said in done.stderr, done.stderr
 
 
+def test_eval_of_a_run_with_its_own_vocabulary(data, tmp_path):
+    """Scored on its data, also from another folder with the same vocabulary; refused on byte tokens."""
+    (tmp_path / "ranks").write_bytes(b"\n".join(base64.b64encode(bytes([255 - i])) + b" %d" % i for i in range(256)))
+    (tmp_path / "a.txt").write_text("some text " * 99)
+    for name in ("own", "copy"):
+        data_prep.prepare_text([tmp_path / "a.txt"], tmp_path / name, str(tmp_path / "ranks"), val_frac=0.2)
+    assert inside(*flags(**{**SMALL, "max_steps": 1, "warmup_steps": 1}, data=tmp_path / "own", out=tmp_path / "run")) == 0
+    assert run("eval.py", tmp_path / "run").returncode == run("eval.py", tmp_path / "run", "--data", tmp_path / "copy").returncode == 0
+    done = run("eval.py", tmp_path / "run", "--data", data)
+    assert done.returncode == 2 and "other tokens" in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
 def test_help_shows_the_model_options():
     done = run("train.py", "--model", "satformer", "--help")
     assert done.returncode == 0 and "--value_act" in done.stdout and "softmax_sigmoid" in done.stdout and "--muon_lr" in done.stdout
