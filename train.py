@@ -501,6 +501,10 @@ if __name__ == "__main__":
         if getattr(e, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             stop(f"{e.strerror}: stopped; free some space, and go on with --resume if there is a checkpoint", 1)
         raise
-    if dist.is_initialized():                                               # not on errors: others may be waiting in a collective
-        dist.destroy_process_group()
+    if dist.is_initialized():       # leave together, and at once: tearing gloo down beside a rank that is done can abort
+        dist.barrier()
+        if "wandb" in sys.modules:
+            sys.modules["wandb"].finish()
+        sys.stdout.flush()
+        os._exit(code)
     sys.exit(code)
