@@ -163,21 +163,6 @@ def lr_scale(step, opt):
     return 1.0 - 0.9 * max(0, step + 1 - (opt.max_steps - n_decay)) / max(1, n_decay)
 
 
-def has_bf16(device):
-    """Whether the chip multiplies bf16 natively: there it is the faster choice, elsewhere it may be the slower one."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    chip = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return device.type == "cpu" and any(chip.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
-
-
-def peak_flops(device):
-    """Dense bf16 FLOP/s by the vendor's data sheet, or None for a chip that is not in the list."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    table = {"H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}
-    return next((peak for chip, peak in table.items() if chip in name), None)
-
-
 def write_atomically(path, write):
     """write(file) to a temporary file beside path, which then takes its place: path is whole at every instant."""
     temporary = path.with_name(path.name + ".tmp")
@@ -264,7 +249,7 @@ def main(argv):
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if opt.dtype == "auto":
-        opt.dtype = "bf16" if has_bf16(device) else "fp32"
+        opt.dtype = "bf16" if models.has_bf16(device) else "fp32"
     if opt.compile is None:
         opt.compile = device.type == "cuda"
     autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=opt.dtype == "bf16")
@@ -390,7 +375,7 @@ def main(argv):
 
     bar = tqdm(total=opt.max_steps, initial=start, unit="step", disable=rank > 0 or not sys.stderr.isatty())
     n_params, n_matrix = (sum(p.numel() for p in some) for some in (model.parameters(), muon.split_params(model)[0]))
-    flops, peak = 3 * model.flops_per_token(opt.seq_len), peak_flops(device)    # backward costs twice forward
+    flops, peak = 3 * model.flops_per_token(opt.seq_len), models.peak_flops(device)    # backward costs twice forward
     say(f"{opt.model}, preset {opt.preset}: {n_params:,} parameters, {n_matrix:,} of them in matrices of the blocks "
         f"({opt.optimizer}, the rest adamw); {flops / 1e6:,.1f} MFLOPs per token")
     say(f"{folder}: {data.n_train:,} training tokens, {data.n_val:,} for validation, vocabulary {data.vocab_size:,}")

@@ -59,6 +59,22 @@ def find_device(name="auto"):
         raise ValueError(f"--device {name} cannot be used: {one_line(e)}") from None
 
 
+def has_bf16(device):
+    """Whether the chip multiplies bf16 natively: there it is the faster choice, elsewhere it may be the slower one."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    chip = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return device.type == "cpu" and any(chip.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
+
+
+def peak_flops(device):
+    """Dense bf16 FLOP/s by the vendor's data sheet, or None for a chip that is not in the list."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    table = {"H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12,
+             "RTX 4090": 165e12}
+    return next((peak for chip, peak in table.items() if chip in name), None)
+
+
 def load(run_dir, device="cpu"):
     """(model in eval mode, config of the run) from a run folder. ValueError, one line, without a good checkpoint."""
     checkpoint = read_checkpoint(run_dir)
@@ -100,7 +116,6 @@ def evaluate(model, batches, token_bytes=None, autocast=None, reduce=None):
     loss = nats / tokens
     bpb = nats / math.log(2) / text if text else None
     return {"loss": loss, "ppl": math.exp(min(loss, 700)), "bpb": bpb, "eval_tokens": int(tokens)}
-
 
 
 def report(Model, Config, neutral=None, **settings):
