@@ -167,7 +167,7 @@ class DepthAttention(nn.Module):
         self.eps = c.norm_eps if c.key_norm else None
 
     def score(self, v, readers):
-        """w_l . RN(v) of source v (B, T, C) for a slice of the readers l -> (B, T, len(readers))."""
+        """w_l . RN(v) of source v (B, T, C) for a slice of the readers l -> (B, T, number of readers)."""
         e = v @ self.query[readers].T
         if self.eps is None:
             return e
@@ -184,19 +184,23 @@ class Sources:
     def __init__(self, x, attention, block_size):
         self.attention, self.block_size, self.count = attention, block_size, 0      # count: sublayers so far
         self.done, self.partial = [x], None
-        self.scores = [attention.score(x, slice(None))]                             # (B, T, 2L) each
+        self.scores = [attention.score(x, slice(None))]                             # of all readers to come: the last is 2L
 
     def read(self):
         """h (B, T, C) of the next reader."""
         if self.count == 0:
             return self.done[0]
         reader = self.count - 1
-        sources, scores = list(self.done), [e[..., reader] for e in self.scores]
+        from_end = reader - len(self.attention.query)
+        sources, scores = list(self.done), [e[..., from_end] for e in self.scores]
         if self.partial is not None:
             sources.append(self.partial)
             scores.append(self.attention.score(self.partial, slice(reader, reader + 1))[..., 0])
-        alpha = self.attention(scores)                                              # (B, T, S)
-        return sum(alpha[..., s, None] * v for s, v in enumerate(sources))
+        first, *others = self.attention(scores).unsqueeze(-1).unbind(-2)            # alpha: S times (B, T, 1)
+        h = first * sources[0]
+        for a, v in zip(others, sources[1:]):
+            h = torch.addcmul(h, a, v)
+        return h
 
     def add(self, v):
         """Takes the output v (B, T, C) of a sublayer."""
@@ -204,7 +208,7 @@ class Sources:
         self.count += 1
         if self.count % self.block_size == 0:
             self.done.append(self.partial)
-            self.scores.append(self.attention.score(self.partial, slice(None)))
+            self.scores.append(self.attention.score(self.partial, slice(self.count - 1, None)))
             self.partial = None
 
 
@@ -259,7 +263,8 @@ class Model(nn.Module):
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
         Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
-        z_loss * mean(logsumexp(logits)^2) added. Loss is None without targets. ValueError if T exceeds max_len.
+        z_loss * mean(logsumexp(logits)^2) added. Without targets loss is None; with them the logits carry no gradient.
+        ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx)                                                         # (B, T, C)
@@ -288,7 +293,7 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits, loss
+        return logits.detach(), loss        # else backward also makes, fills and adds a gradient of all logits: 2% of a step
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):

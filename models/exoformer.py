@@ -176,7 +176,7 @@ class Mix(nn.Module):
 
     def __init__(self, c):
         super().__init__()
-        self.mix_streams = c.mix_streams
+        self.mix_streams, self.d_head = c.mix_streams, c.d_head
         heads = {s: c.n_head if s in "qg" else c.n_kv_head for s in c.mix_streams}
         shape = dict(elementwise=lambda n: (n, c.d_head), headwise=lambda n: (n, 1), scalar=lambda n: (1, 1))[c.granularity]
         self.lambda_anchor = nn.ParameterDict({s: torch.empty(shape(n)) for s, n in heads.items()})
@@ -184,15 +184,21 @@ class Mix(nn.Module):
         if c.mixing == "dynamic":
             self.gamma = Gamma(c.d_model, 2 * len(heads))
 
+    def weight(self, s, linear):
+        """lambda_self * W: the matrix of stream s takes the lambda, for it is smaller than the stream; (heads D, C)."""
+        if s not in self.mix_streams:
+            return linear.weight
+        return (self.lambda_self[s][..., None] * linear.weight.unflatten(0, (-1, self.d_head))).flatten(0, 1)
+
     def forward(self, x, streams, anchors):
-        """x (B, T, C) is the layer's normalised input; streams and anchors are dicts of (B, T, heads, D)."""
+        """x (B, T, C) is the layer's normalised input; streams, times lambda_self, and anchors are dicts of (B, T, heads, D)."""
         scale = self.gamma(x)[..., None, None].unbind(2) if hasattr(self, "gamma") else ()   # 2S of (B, T, 1, 1)
         mixed = dict(streams)
         for i, s in enumerate(self.mix_streams):                                    # a ParameterDict would sort them
-            a, b = self.lambda_anchor[s], self.lambda_self[s]
+            own, a = streams[s], self.lambda_anchor[s]
             if scale:
-                a, b = scale[2 * i] * a, scale[2 * i + 1] * b
-            mixed[s] = (a * anchors[s] + b * streams[s]).type_as(streams[s])
+                own, a = scale[2 * i + 1] * own, scale[2 * i] * a
+            mixed[s] = torch.addcmul(own, a, anchors[s]).type_as(streams[s])
         return mixed
 
 
@@ -213,11 +219,9 @@ class Attention(nn.Module):
 
     def forward(self, x, rope, cache=None, anchors=None):
         B, T, _ = x.shape
-        streams = {"q": self.wq(x).view(B, T, self.n_head, self.d_head),            # (B, T, H, D)
-                   "k": self.wk(x).view(B, T, self.n_kv_head, self.d_head),         # (B, T, K, D)
-                   "v": self.wv(x).view(B, T, self.n_kv_head, self.d_head)}         # (B, T, K, D)
-        if hasattr(self, "gate"):
-            streams["g"] = self.gate(x).view(B, T, self.n_head, self.d_head)        # (B, T, H, D)
+        linears = {"q": self.wq, "k": self.wk, "v": self.wv} | ({"g": self.gate} if hasattr(self, "gate") else {})
+        weights = {s: self.mix.weight(s, w) if hasattr(self, "mix") else w.weight for s, w in linears.items()}
+        streams = {s: F.linear(x, w).view(B, T, -1, self.d_head) for s, w in weights.items()}    # (B, T, H or K, D)
         mixed = self.mix(x, streams, anchors) if hasattr(self, "mix") else streams
         q, k = apply_rope(self.q_norm(mixed["q"]), *rope), apply_rope(self.k_norm(mixed["k"]), *rope)
         y = attend(q, k, mixed["v"], self.layer, cache)                             # (B, T, H, D)
@@ -293,7 +297,8 @@ class Model(nn.Module):
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
         Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
-        z_loss * mean(logsumexp(logits)^2) added. Loss is None without targets. ValueError if T exceeds max_len.
+        z_loss * mean(logsumexp(logits)^2) added. Without targets loss is None; with them the logits carry no gradient.
+        ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx)                                                         # (B, T, C)
@@ -324,7 +329,7 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits, loss
+        return logits.detach(), loss        # else backward also makes, fills and adds a gradient of all logits: 2% of a step
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):

@@ -191,6 +191,39 @@ class DepthWeights(nn.Module):
         return self.w2(F.gelu(self.w1(F.rms_norm(x, x.shape[-1:], eps=self.eps)))).unflatten(-1, self.shape) + self.a
 
 
+class MixSources(torch.autograd.Function):
+    """All aggregates of one place at once, for eager mode: A (B, T, C, S) and S sources (B, T, d) -> (B, T, C, d).
+
+    Sequence by sequence, so that the stacked copy of the sources stays small enough for the cache.
+    """
+
+    @staticmethod
+    def forward(ctx, A, *sources):
+        ctx.save_for_backward(A, *sources)
+        out = A.new_empty(*A.shape[:3], sources[0].size(-1))
+        for b, a in enumerate(A):
+            out[b] = a @ torch.stack([x[b] for x in sources], dim=-2)               # (T, C, S) @ (T, S, d)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        A, *sources = ctx.saved_tensors
+        grad_A, grads = torch.empty_like(A), [torch.empty_like(x) for x in sources]
+        for b, g in enumerate(grad):                                                # g: (T, C, d)
+            grad_A[b] = g @ torch.stack([x[b] for x in sources], dim=-2).mT
+            for to, piece in zip(grads, (A[b].mT @ g).unbind(-2)):
+                to[b] = piece
+        return grad_A, *grads
+
+
+def mix_sources(A, sources):
+    """sum_j A[..., c, j] X_j for each c: A (B, T, C, S) or (C, S), S sources (B, T, d) -> C tensors (B, T, d)."""
+    if torch.compiler.is_compiling():                   # one fused loop over the sources, without copies of them
+        return [sum(a[..., None] * x for a, x in zip(row.unbind(-1), sources)) for row in A.unbind(-2)]
+    with torch.autocast(A.device.type, enabled=False):
+        return MixSources.apply(A.type_as(sources[0]).expand(*sources[0].shape[:2], -1, -1), *sources).unbind(-2)
+
+
 class Aggregate(nn.Module):
     """The inputs (q, k, v, r) of the next block, each (B, T, C), from the outputs X_0 .. X_i of the earlier ones."""
 
@@ -206,10 +239,8 @@ class Aggregate(nn.Module):
 
     def forward(self, hiddens, normed):
         x = hiddens[-1]
-        weights = self.weights(x)[..., None].unbind(-3)                             # C of (B, T, S, 1)
         out = dict.fromkeys("qkvr", x)
-        for s, A in zip(self.streams, weights):
-            mixed = sum(a * normed[j] for a, j in zip(A.unbind(-2), self.sources))
+        for s, mixed in zip(self.streams, mix_sources(self.weights(x), [normed[j] for j in self.sources])):
             if hasattr(self, "post_norms"):
                 mixed = x + self.post_norms[f"{s}_post_norm"](mixed)
             out = dict.fromkeys("qkvr", mixed) if s == "x" else {**out, s: mixed}
@@ -285,7 +316,8 @@ class Model(nn.Module):
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
         Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
-        z_loss * mean(logsumexp(logits)^2) added. Loss is None without targets. ValueError if T exceeds max_len.
+        z_loss * mean(logsumexp(logits)^2) added. Without targets loss is None; with them the logits carry no gradient.
+        ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx)                                                         # (B, T, C)
@@ -322,7 +354,7 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits, loss
+        return logits.detach(), loss        # else backward also makes, fills and adds a gradient of all logits: 2% of a step
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):

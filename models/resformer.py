@@ -144,10 +144,11 @@ class Attention(nn.Module):
         B, T, _ = x.shape
         q = self.wq(x).view(B, T, self.n_head, self.d_head)                         # (B, T, H, D)
         k = self.wk(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
-        v = self.wv(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
+        wv = self.wv.weight if mix is None else mix[1] * self.wv.weight             # lambda2 goes with the smaller matrix
+        v = F.linear(x, wv).view(B, T, self.n_kv_head, self.d_head)                 # (B, T, K, D)
         v_first = v if v_first is None else v_first
         if mix is not None:
-            v = mix[0] * v_first + mix[1] * v                                       # lambda1 v_1 + lambda2 v_n
+            v = v + (mix[0] * v_first).type_as(v)                                   # lambda1 v_1 + lambda2 v_n
         q, k = apply_rope(self.q_norm(q), *rope), apply_rope(self.k_norm(k), *rope)
         y = attend(q, k, v, self.layer, cache)                                      # (B, T, H, D)
         if hasattr(self, "gate"):
@@ -244,7 +245,8 @@ class Model(nn.Module):
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
         Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
-        z_loss * mean(logsumexp(logits)^2) added. Loss is None without targets. ValueError if T exceeds max_len.
+        z_loss * mean(logsumexp(logits)^2) added. Without targets loss is None; with them the logits carry no gradient.
+        ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx)                                                         # (B, T, C)
@@ -275,7 +277,7 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits, loss
+        return logits.detach(), loss        # else backward also makes, fills and adds a gradient of all logits: 2% of a step
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):

@@ -1,0 +1,134 @@
+"""bench.py: what it counts is right, what it writes is whole. Its times are not tested."""
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import bench
+import models
+
+ROOT = Path(__file__).parent.parent
+SHAPE = dict(vocab_size=50, n_layer=4, n_head=4, n_kv_head=2, d_model=64, d_ff=128, max_len=64)
+CASES = [("resformer", dict(value_mix=kind, last_k=k)) for kind in ("identity", "constant", "learnable", "plus") for k in (2, 3)] + [
+    ("satformer", {}), ("satformer", dict(last_k=2)),
+    ("exoformer", {}), ("exoformer", dict(mixing="dynamic", granularity="headwise")), ("exoformer", dict(granularity="scalar")),
+    ("exoformer", dict(anchor="first_layer", mixing="dynamic")), ("exoformer", dict(mix_streams="vg", norm_streams="none")),
+    ("exoformer", dict(gate="none", mix_streams="qkv", norm_streams="qk")),
+    ("muddformer", {}), ("muddformer", dict(streams="kv", dilation=2)), ("muddformer", dict(dynamic=False, period=2)),
+    ("muddformer", dict(multiway=False, window=2)), ("muddformer", dict(pre_post_norm=True)),
+    ("attnres", {}), ("attnres", dict(block_size=3)), ("attnres", dict(block_size=8))]
+
+
+@pytest.mark.parametrize("name, options", CASES, ids=lambda x: x if isinstance(x, str) else "-".join(f"{k}={v}" for k, v in x.items()))
+def test_the_papers_formulas_give_the_counted_sizes(name, options):
+    """Parameters exactly; FLOPs: the counter sees matrix products only, the formulas also the mixing of vectors."""
+    equal_widths = dict(ffn_realloc=False) if name == "muddformer" else {}
+    model = models.build(name, **SHAPE, **options, **equal_widths)
+    base = models.build("gpt", **SHAPE, gate=model.config.gate)
+    params, flops, read = bench.theory(model)
+    assert params == sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in base.parameters())
+    counted = model.flops_per_token(64) - base.flops_per_token(64)
+    if name == "attnres":                       # scores for later readers only are 2 d each; the formula has 6 d per source
+        assert 0 < counted < flops
+    else:
+        assert flops - 3 * read - 2 * SHAPE["d_model"] * 5 <= counted <= flops
+    assert read > 0
+
+
+def test_reads_of_attnres_are_what_its_readers_see():
+    for size in (1, 3, 8):
+        model, seen = models.build("attnres", **SHAPE, block_size=size), []
+        model.depth_attention.register_forward_hook(lambda module, inputs, output: seen.append(output.size(-1)))
+        model(torch.zeros(1, 4, dtype=torch.long))
+        assert bench.theory(model)[2] == sum(s - 1 for s in seen) * SHAPE["d_model"]
+
+
+def test_every_model_has_its_formulas():
+    for name in set(models.names()) - {"gpt"}:
+        assert bench.theory(models.build(name, **SHAPE)) is not None or name not in (ROOT / "README.md").read_text()
+
+
+def test_ratio_pairs_rounds():
+    """A machine that becomes three times as slow in the middle does not change the ratio."""
+    assert bench.ratio([2.0, 6.0, 2.0, 6.0], [1.0, 3.0, 1.0, 3.0]) == (0.5, 0.0)
+
+
+def test_peak_memory_counts_what_a_step_allocates():
+    row = bench.Row("gpt", SimpleNamespace(seq_len=8, dtype="fp32", compile=False), SHAPE)
+    row.device, row.optimizers = torch.device("cpu"), []
+    own = 4 * row.n_params
+
+    def step():
+        a = torch.zeros(10 ** 6)
+        b = torch.zeros(2 * 10 ** 6)
+        del a
+        torch.zeros(10 ** 5)
+        return b
+    row.step = step
+    assert own + 12_000_000 <= row.peak_bytes() <= own + 12_001_000
+
+
+def run(*words):
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, str(ROOT / "bench.py"), *map(str, words)], capture_output=True, text=True, timeout=300, env=env)
+
+
+SMALL = "--n_layer 4 --d_model 32 --n_head 2 --vocab_size 50 --seq_len 16 --batch 2 --rounds 2 --prompt 4 --new_tokens 3 --device cpu".split()
+
+
+def test_all_models_side_by_side(tmp_path):
+    done = run(*SMALL, "--no-compile", "--json", tmp_path / "b.json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "b.json").read_text())
+    rows = {row["model"]: row for row in told["models"]}
+    assert set(rows) >= {*models.names(), *bench.VARIANTS, "gpt:gate=elementwise"}
+    for label, row in rows.items():
+        assert row["against"] == ("gpt:gate=elementwise" if "exoformer" in label or "gate" in label else "gpt")
+        assert row["parameters"] == rows[row["against"]]["parameters"] + row["extra_parameters"]
+        assert row["peak_bytes"] > 16 * row["parameters"] * 0.5 and row["compile_s"] is None
+        assert all(row[key] > 0 for key in ("forward_ms", "backward_ms", "optimizer_ms", "tokens_per_s", "decode_tokens_per_s", "floor"))
+        if label == row["against"]:
+            assert row["ratio"] == row["decode_ratio"] == [1.0, 0.0] and row["memory_ratio"] == row["floor"] == 1
+    table = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    assert len(table) == len(rows) + 2 and len({len(line) for line in table}) == 1      # aligned
+    assert "torch.optim.Muon" in done.stdout
+
+
+def test_compiled_and_profiled(tmp_path):
+    done = run(*SMALL, "--models", "resformer", "--json", tmp_path / "b.json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "b.json").read_text())
+    assert [row["model"] for row in told["models"]] == ["gpt", "resformer"]
+    assert all(row["graph_breaks"] == 0 and row["compile_s"] > 0 for row in told["models"])
+    done = run(*SMALL, "--no-compile", "--models", "attnres:block_size=2", "--profile", tmp_path / "trace.json")
+    assert done.returncode == 0 and "aten::mm" in done.stdout, done.stderr
+    assert any(event.get("name") == "aten::mm" for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"])
+
+
+def test_a_graph_break_is_counted(monkeypatch):
+    row = bench.Row("gpt", SimpleNamespace(seq_len=8, dtype="fp32", compile=True), {**SHAPE, "n_layer": 1})
+    plain = row.model.output
+    row.model.output = lambda *args: (torch._dynamo.graph_break(), plain(*args))[1]
+    idx = torch.zeros(2, 8, dtype=torch.long)
+    row.start(torch.device("cpu"), (idx, idx))
+    assert row.breaks > 0
+
+
+BAD = [["--models", "gtp"], ["--models", "gpt:width=3"], ["--models", "gpt:qk_norm=maybe"], ["--models", "attnres:block_size"],
+       ["--models", "attnres:block_size=99"], ["--preset", "huge"], ["--dtype", "fp8"], ["--batch", "0"], ["--new_tokens", "1"],
+       ["--prompt", "100000"], ["--n_head", "5"], ["--seq_len", "0"], ["--device", "abacus"], ["--profile", "x.json"],
+       ["--json", "no/such/folder/x.json"], ["--json", "/"], ["--speed", "9"]]
+
+
+@pytest.mark.parametrize("words", BAD, ids=" ".join)
+def test_mistakes_are_one_line(words, capsys):
+    with pytest.raises(SystemExit) as leave:
+        bench.main(words)
+    told = capsys.readouterr()
+    assert leave.value.code == 2 and told.err.count("\n") == 1 and told.err.startswith("bench.py: error: ") and not told.out
