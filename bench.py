@@ -341,7 +341,8 @@ def main(argv):
         parser.error(models.one_line(e))
     for base in bases:
         base.base = base
-    rows = ([] if args.profile else bases) + rows
+    if not args.profile:                                                            # baselines first, variants together
+        rows = sorted(rows + bases, key=lambda row: (row.base is not row, models.names().index(row.name)))
     if args.dtype == "auto":
         args.dtype = "bf16" if device.type == "cuda" else "fp32"
 
@@ -408,3 +409,6 @@ if __name__ == "__main__":
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
         sys.exit(130)
+    except torch.OutOfMemoryError:
+        print("bench.py: error: out of memory: lower --batch, or name fewer --models", file=sys.stderr)
+        sys.exit(2)

@@ -151,15 +151,16 @@ class Attention(nn.Module):
         if c.gate != "none":
             self.gate = nn.Linear(c.d_model, c.n_head * (c.d_head if c.gate == "elementwise" else 1), bias=False)
 
-    def forward(self, x, x_k, x_v, rope, cache=None):
+    def forward(self, x, x_k, x_v, gains, rope, cache=None):
+        """x, x_k, x_v: normalised, without the gains. Those go into the matrices, which are smaller: -1% of a step."""
         B, T, _ = x.shape
-        q = self.wq(x).view(B, T, self.n_head, self.d_head)                         # (B, T, H, D)
-        k = self.wk(x_k).view(B, T, self.n_kv_head, self.d_head)                    # (B, T, K, D)
-        v = self.wv(x_v).view(B, T, self.n_kv_head, self.d_head)                    # (B, T, K, D)
+        q = F.linear(x, self.wq.weight * gains[0]).view(B, T, self.n_head, self.d_head)          # (B, T, H, D)
+        k = F.linear(x_k, self.wk.weight * gains[1]).view(B, T, self.n_kv_head, self.d_head)     # (B, T, K, D)
+        v = F.linear(x_v, self.wv.weight * gains[2]).view(B, T, self.n_kv_head, self.d_head)     # (B, T, K, D)
         q, k = apply_rope(self.q_norm(q), *rope), apply_rope(self.k_norm(k), *rope)
         y = attend(q, k, v, self.layer, cache)                                      # (B, T, H, D)
         if hasattr(self, "gate"):
-            y = y * self.gate(x).sigmoid().view(B, T, self.n_head, -1)              # times (B, T, H, D or 1)
+            y = y * self.gate(x * gains[0]).sigmoid().view(B, T, self.n_head, -1)   # times (B, T, H, D or 1)
         return self.wo(y.reshape(B, T, -1))                                         # (B, T, C)
 
 
@@ -211,11 +212,12 @@ class MixSources(torch.autograd.Function):
         A, *sources = ctx.saved_tensors
         grad_A, grads = torch.empty_like(A), [torch.empty_like(x) for x in sources]
         stack = A.new_empty(A.size(1), len(sources), grad.size(-1))                 # (T, S, d)
-        for b, g in enumerate(grad):                                                # g: (T, C, d)
-            grad_A[b] = g @ torch.stack([x[b] for x in sources], dim=-2, out=stack).mT
-            torch.matmul(A[b].mT, g, out=stack)
-            for to, piece in zip(grads, stack.unbind(-2)):
-                to[b] = piece
+        with torch.autocast(grad.device.type, enabled=False):                       # the sums stay in fp32
+            for b, g in enumerate(grad):                                            # g: (T, C, d)
+                grad_A[b] = g @ torch.stack([x[b] for x in sources], dim=-2, out=stack).mT
+                torch.matmul(A[b].mT, g, out=stack)
+                for to, piece in zip(grads, stack.unbind(-2)):
+                    to[b] = piece
         return grad_A, *grads
 
 
@@ -223,8 +225,7 @@ def mix_sources(A, sources):
     """sum_j A[..., c, j] X_j for each c: A (B, T, C, S) or (C, S), S sources (B, T, d) -> C tensors (B, T, d)."""
     if torch.compiler.is_compiling():                   # one fused loop over the sources, without copies of them
         return [sum(a[..., None] * x for a, x in zip(row.unbind(-1), sources)) for row in A.unbind(-2)]
-    with torch.autocast(A.device.type, enabled=False):
-        return MixSources.apply(A.type_as(sources[0]).expand(*sources[0].shape[:2], -1, -1), *sources).unbind(-2)
+    return MixSources.apply(A.type_as(sources[0]).expand(*sources[0].shape[:2], -1, -1), *sources).unbind(-2)
 
 
 class Aggregate(nn.Module):
@@ -262,9 +263,9 @@ class Block(nn.Module):
         self.mlp = MLP(c.d_model, d_ff)
 
     def forward(self, x_q, x_k, x_v, x, rope, cache=None):
-        q = self.q_in_norm(x_q)
-        k, v = (q, q) if self.k_in_norm is None else (self.k_in_norm(x_k), self.v_in_norm(x_v))
-        x = x + self.attn(q, k, v, rope, cache)
+        norms = (self.q_in_norm, self.k_in_norm or self.q_in_norm, self.v_in_norm or self.q_in_norm)
+        q, k, v = (F.rms_norm(h, h.shape[-1:], eps=norm.eps) for h, norm in zip((x_q, x_k, x_v), norms))
+        x = x + self.attn(q, k, v, [norm.weight for norm in norms], rope, cache)
         return x + self.mlp(self.mlp_norm(x))
 
 

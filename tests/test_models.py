@@ -178,10 +178,10 @@ def test_optimizer_groups_are_a_partition(name, options):
 
 @pytest.mark.parametrize("name, options", [(name, {}) for name in models.names()] + [
     ("exoformer", dict(mixing="dynamic")), ("attnres", dict(block_size=2)), ("gpt", dict(gate="headwise")),
-    ("exoformer", dict(anchor="first_layer", norm_streams="qk"))])
+    ("exoformer", dict(anchor="first_layer", norm_streams="qk")), ("muddformer", dict(dynamic=False, pre_post_norm=True))])
 def test_compiled_equals_eager(name, options):
-    """One graph in forward and backward, and one for the decoding step."""
-    model = build(name, options, n_layer=2)
+    """One graph in forward and backward, and one for the decoding step; float64."""
+    model = build(name, options, n_layer=2).double()
     idx, targets = tokens(2, 8), tokens(2, 8).roll(1, 1)
     model.train()
     want = model(idx, targets)[1]
@@ -191,13 +191,39 @@ def test_compiled_equals_eager(name, options):
     model.compile(fullgraph=True, dynamic=False)
     got = model(idx, targets)[1]
     got.backward()
-    torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
+    torch.testing.assert_close(got, want, atol=1e-9, rtol=0)
     for key, p in model.named_parameters():
-        torch.testing.assert_close(p.grad, grads[key], atol=1e-5, rtol=1e-3, msg=key)
+        torch.testing.assert_close(p.grad, grads[key], atol=1e-9, rtol=1e-9, msg=key)
     assert not any("_orig_mod" in key for key in model.state_dict())
     if not options:
         model.eval()
         assert torch.equal(model.generate(idx, 4, temperature=0, compile=True), model.generate(idx, 4, temperature=0))
+
+
+def test_muddformers_eager_mixture_is_the_plain_sum():
+    """Forward, and backward against finite differences, in float64; under autocast it stays in fp32."""
+    mudd, draw = models.module("muddformer"), torch.Generator().manual_seed(0)
+    A, *X = (torch.randn(*shape, dtype=torch.float64, generator=draw, requires_grad=True) for shape in ((2, 3, 4, 5), *[(2, 3, 6)] * 5))
+    got = mudd.mix_sources(A, X)
+    for c, mixed in enumerate(got):
+        torch.testing.assert_close(mixed, sum(A[:, :, c, j, None] * x for j, x in enumerate(X)), atol=1e-12, rtol=0)
+    assert torch.autograd.gradcheck(mudd.MixSources.apply, (A, *X))
+    static = mudd.mix_sources(A[0, 0], X)                              # the same weights for every token
+    torch.testing.assert_close(static[1], sum(A[0, 0, 1, j] * x for j, x in enumerate(X)), atol=1e-12, rtol=0)
+    A32, *X32 = (x.detach().float().requires_grad_() for x in (A, *X))
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = mudd.mix_sources(A32, X32)
+        sum(m.square().sum() for m in rounded).backward()
+    sum(m.square().sum() for m in got).backward()
+    assert rounded[0].dtype == torch.float32 and (rounded[0] - got[0]).abs().max() < 1e-5
+    assert (A32.grad - A.grad).abs().max() < 1e-4 and (X32[0].grad - X[0].grad).abs().max() < 1e-4
+
+
+def test_logits_beside_a_loss_carry_no_gradient():
+    """Else backward makes a gradient as large as the logits, of zeros."""
+    for name in models.names():
+        model, idx = build(name, {}), tokens(2, 8)
+        assert model(idx)[0].requires_grad and not model(idx, idx)[0].requires_grad, name
 
 
 @every_case
