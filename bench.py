@@ -215,9 +215,9 @@ def optimizer_times(row, rounds):
             p.grad = torch.randn_like(p)
         return params
 
-    dtype = torch.bfloat16 if row.args.dtype == "bf16" else None
-    under_test = {"muon.py": muon.Muon(copies(), 0.005, 0.1, dtype=dtype),
-                  "torch.optim.Muon": torch.optim.Muon(copies(), 0.005, weight_decay=0.1),
+    under_test = {"muon.py in fp32": muon.Muon(copies(), 0.005, 0.1),
+                  "muon.py in bf16": muon.Muon(copies(), 0.005, 0.1, dtype=torch.bfloat16),
+                  "torch.optim.Muon (always bf16)": torch.optim.Muon(copies(), 0.005, weight_decay=0.1),
                   "torch.optim.AdamW (fused)": torch.optim.AdamW(copies(), 0.001, weight_decay=0.1, fused=True)}
     seconds = {name: [] for name in under_test}
     for i in range(rounds + 1):

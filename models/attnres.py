@@ -179,41 +179,28 @@ class DepthAttention(nn.Module):
 
 
 class Sources:
-    """What the next sublayer may read: embedding and finished blocks, and the running sum of the current block.
-
-    Reading is in two phases. The finished blocks are mixed at the start of a block, for all readers of that block in one
-    pass; what a reader then adds is the running sum: h = (1 - a) * mixture + a * sum, with a its weight for that sum.
-    """
+    """What the next sublayer may read: embedding and finished blocks, and the running sum of the current block."""
 
     def __init__(self, x, attention, block_size):
         self.attention, self.block_size, self.count = attention, block_size, 0      # count: sublayers so far
         self.done, self.partial = [x], None
         self.scores = [attention.score(x, slice(None))]                             # of all readers to come: the last is 2L
 
-    def mixture(self, alpha):
-        """sum_s alpha_s b_s (B, T, C) over the finished blocks, alpha (B, T, S)."""
-        first, *others = alpha.unsqueeze(-1).unbind(-2)                             # (B, T, 1) each
-        h = first * self.done[0]
-        for a, b in zip(others, self.done[1:]):
-            h = torch.addcmul(h, a, b)
-        return h
-
     def read(self):
         """h (B, T, C) of the next reader."""
         if self.count == 0:
-            self.mixtures = [self.done[0]] * self.block_size                        # one source: no choice
             return self.done[0]
-        place, column = self.count % self.block_size, self.count - 1 - len(self.attention.query)   # column: from the end
-        scores = [e[..., column] for e in self.scores]
-        if place == 0:
-            readers = range(column + 1, min(column + self.block_size, 0))           # the others of this block
-            alphas = [torch.stack([e[..., r] for e in self.scores], dim=-1).softmax(-1) for r in readers]
-            self.mixtures = [self.mixture(alpha) for alpha in (self.attention(scores), *alphas)]
-            return self.mixtures[0]
-        query = slice(self.count - 1, self.count)
-        alpha = self.attention([*scores, self.attention.score(self.partial, query)[..., 0]])     # (B, T, S + 1)
-        mixture = self.mixtures[place]
-        return torch.lerp(mixture, self.partial.type_as(mixture), alpha[..., -1:].type_as(mixture))
+        reader = self.count - 1
+        from_end = reader - len(self.attention.query)
+        sources, scores = list(self.done), [e[..., from_end] for e in self.scores]
+        if self.partial is not None:
+            sources.append(self.partial)
+            scores.append(self.attention.score(self.partial, slice(reader, reader + 1))[..., 0])
+        first, *others = self.attention(scores).unsqueeze(-1).unbind(-2)            # alpha: S times (B, T, 1)
+        h = first * sources[0]
+        for a, v in zip(others, sources[1:]):
+            h = torch.addcmul(h, a, v)
+        return h
 
     def add(self, v):
         """Takes the output v (B, T, C) of a sublayer."""

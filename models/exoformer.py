@@ -185,7 +185,7 @@ class Mix(nn.Module):
             self.gamma = Gamma(c.d_model, 2 * len(heads))
 
     def weight(self, s, linear):
-        """lambda_self * W: the matrix of stream s takes the lambda, for it is smaller than the stream; (heads D, C)."""
+        """lambda_self * W (heads D, C): the matrix takes the lambda of stream s, being smaller than it: -1.5% of a step."""
         if s not in self.mix_streams:
             return linear.weight
         return (self.lambda_self[s][..., None] * linear.weight.unflatten(0, (-1, self.d_head))).flatten(0, 1)
@@ -227,7 +227,7 @@ class Attention(nn.Module):
         y = attend(q, k, mixed["v"], self.layer, cache)                             # (B, T, H, D)
         if hasattr(self, "gate"):
             y = y * mixed["g"].sigmoid()
-        return self.wo(y.reshape(B, T, -1)), streams                                # (B, T, C), the unmixed streams
+        return self.wo(y.reshape(B, T, -1)), streams                                # (B, T, C); layer 1: as they are
 
 
 class MLP(nn.Module):
