@@ -395,7 +395,10 @@ def main(argv):
     print(f"\nOne optimizer step on the matrices of `{rows[0].base.label}`: "
           + ", ".join(f"{name} {ms:,.1f} ms" for name, ms in optimizers.items()) + ".")
     if args.json:
-        Path(args.json).write_text(json.dumps(head | {"models": results}, indent=1) + "\n")
+        try:
+            Path(args.json).write_text(json.dumps(head | {"models": results}, indent=1) + "\n")
+        except OSError as e:
+            parser.error(f"--json {args.json} could not be written: {e.strerror}")
     return 0
 
 

@@ -101,6 +101,13 @@ def test_all_models_side_by_side(tmp_path):
     assert "torch.optim.Muon" in done.stdout
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_full_disk_is_one_line_after_the_table():
+    done = run(*SMALL, "--no-compile", "--models", "gpt", "--new_tokens", "0", "--json", "/dev/full")
+    assert done.returncode == 2 and "| `gpt`" in done.stdout
+    assert done.stderr.splitlines()[-1].startswith("bench.py: error: --json /dev/full could not be written")
+
+
 def test_compiled_and_profiled(tmp_path):
     done = run(*SMALL, "--models", "resformer", "--json", tmp_path / "b.json")
     assert done.returncode == 0, done.stderr
