@@ -185,7 +185,7 @@ class Mix(nn.Module):
             self.gamma = Gamma(c.d_model, 2 * len(heads))
 
     def weight(self, s, linear):
-        """lambda_self * W (heads D, C): the matrix takes the lambda of stream s, being smaller than it: -1.5% of a step."""
+        """lambda_self * W (heads D, C): the matrix takes the lambda of stream s, being smaller than it: -1% of a step."""
         if s not in self.mix_streams:
             return linear.weight
         return (self.lambda_self[s][..., None] * linear.weight.unflatten(0, (-1, self.d_head))).flatten(0, 1)
@@ -329,7 +329,7 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss        # else backward also makes, fills and adds a gradient of all logits: 2% of a step
+        return logits.detach(), loss        # else backward also makes, fills and adds a gradient of all logits: 1% of a step
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):

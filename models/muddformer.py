@@ -152,7 +152,7 @@ class Attention(nn.Module):
             self.gate = nn.Linear(c.d_model, c.n_head * (c.d_head if c.gate == "elementwise" else 1), bias=False)
 
     def forward(self, x, x_k, x_v, gains, rope, cache=None):
-        """x, x_k, x_v: normalised, without the gains. Those go into the matrices, which are smaller: -1% of a step."""
+        """x, x_k, x_v: normalised, without the gains. Those go into the matrices, which are smaller."""
         B, T, _ = x.shape
         q = F.linear(x, self.wq.weight * gains[0]).view(B, T, self.n_head, self.d_head)          # (B, T, H, D)
         k = F.linear(x_k, self.wk.weight * gains[1]).view(B, T, self.n_kv_head, self.d_head)     # (B, T, K, D)
@@ -358,7 +358,7 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss        # else backward also makes, fills and adds a gradient of all logits: 2% of a step
+        return logits.detach(), loss        # else backward also makes, fills and adds a gradient of all logits: 1% of a step
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
