@@ -4,6 +4,7 @@
     python bench.py --preset exo-450m --batch 16                  a paper's shape
     python bench.py --models muddformer attnres:block_size=8      some models, with options of theirs
     python bench.py --models muddformer --profile trace.json      where one model's step spends its time
+    python bench.py --models gpt --preset exo-1b --ranks 1 8 64   memory and communication on so many GPUs, by formula
 
 A training step is forward, backward and optimizer on fixed random tokens; every round runs one step of every model, so
 that a drift of the machine meets all of them, and a ratio is the median over the rounds of gpt's time over the model's
@@ -289,6 +290,41 @@ def table(results, args):
     return ["| " + " | ".join(f"{cell:{w}}" for cell, w in zip(line, widths)) + " |" for line in lines]
 
 
+def across(model, world, optimizer, dtype):
+    """Bytes per rank when train.py runs on `world` ranks (DDP): {"held", "gradients", "updates"}.
+
+    held: fp32 weights, gradients and optimizer state, which last from step to step; activations and the bf16 copies of the
+    weights come on top. gradients, updates: sent by each rank in a step, in rings: the all-reduce of the gradients, and
+    Muon's all-gather of the largest share of updates in the run's precision.
+    """
+    shapes = {}
+    for p in muon.split_params(model)[0]:
+        shapes.setdefault(p.shape, []).append(p.numel())
+    dealt = sum(shapes.values(), [])                                                # to the ranks in turn, shape by shape
+    n, n_muon = sum(p.numel() for p in model.parameters()), sum(dealt) * (optimizer == "muon")
+    share = max(sum(dealt[r::world]) for r in range(world)) * (optimizer == "muon")
+    return {"held": 4 * n + 4 * n + 4 * n_muon + 8 * (n - n_muon), "gradients": 8 * n * (world - 1) // world,
+            "updates": (world - 1) * share * (2 if dtype == "bf16" else 4)}
+
+
+def ranks_table(specs, shape, worlds, dtype):
+    """The lines of a Markdown table of across() for some models and numbers of ranks."""
+    lines = ["| model | parameters | ranks | held per rank, Muon | AdamW | AdamW, if sharded | sent per rank and step: gradients | Muon's updates |",
+             "|---|---|---|---|---|---|---|---|"]
+    for spec in specs:
+        name, options = parse_spec(spec)
+        known = {f.name for f in fields(models.module(name).Config)}
+        with torch.device("meta"):
+            model = models.build(name, **{key: value for key, value in {**shape, **options}.items() if key in known})
+        for world in worlds:
+            of_muon, of_adamw = (across(model, world, optimizer, dtype) for optimizer in ("muon", "adamw"))
+            held = (of_muon["held"], of_adamw["held"], of_adamw["held"] / world)
+            sent = (of_muon["gradients"], of_muon["updates"])
+            lines.append(f"| `{spec}` | {sum(p.numel() for p in model.parameters()):,} | {world} | "
+                         + " | ".join([f"{x / 2 ** 30:.1f} GiB" for x in held] + [f"{x / 2 ** 30:.2f} GiB" for x in sent]) + " |")
+    return lines
+
+
 def main(argv):
     parser = Parser("bench.py", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", metavar="NAME[:option=value...]",
@@ -305,6 +341,7 @@ def main(argv):
     parser.add_argument("--new_tokens", type=int, default=128, help="tokens decoded; 0: no decoding [128]")
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
     parser.add_argument("--profile", metavar="FILE", help="only write a torch.profiler trace of one model's step there")
+    parser.add_argument("--ranks", type=int, nargs="+", metavar="N", help="only print what N ranks hold and send, by formula")
     args = parser.parse_args(argv)
     if args.preset is not None and args.preset not in models.PRESETS:
         parser.error(f"no preset {args.preset!r}: choose from {', '.join(models.PRESETS)}")
@@ -326,9 +363,15 @@ def main(argv):
     shape["max_len"] = max(args.seq_len, args.prompt + args.new_tokens)
     if args.prompt > args.batch * args.seq_len:
         parser.error(f"--prompt {args.prompt} is longer than the {args.batch} x {args.seq_len} tokens there are")
+    specs = args.models or (*models.names(), *VARIANTS)
+    if args.ranks and min(args.ranks) < 1:
+        parser.error("--ranks must be at least 1 each")
     try:
+        if args.ranks:
+            print("\n".join(ranks_table(specs, shape, args.ranks, args.dtype.replace("auto", "bf16"))))
+            return 0
         device = models.find_device(args.device)
-        rows = [Row(spec, args, shape) for spec in args.models or (*models.names(), *VARIANTS)]
+        rows = [Row(spec, args, shape) for spec in specs]
         bases = []
         for row in rows:                                                            # gpt of each shape that occurs
             row.base = next((r for r in bases + rows if r.name == "gpt" and r.shape == row.shape), None)

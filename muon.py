@@ -6,6 +6,8 @@ The orthogonalisation is Polar Express (arXiv:2505.16932), five steps; decay is 
 row/column normalisation is NorMuon's (arXiv:2510.05491). All of it together is what ExoFormer's code does
 (arXiv:2601.08131), which also keeps weights and state in bf16; here they are fp32.
 """
+from itertools import groupby
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -57,21 +59,45 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
-            shapes = {}                                                   # matrices of one shape are one stack
+            stacks = {}                                                   # matrices of one shape are one stack
             for p in group["params"]:
                 if p.grad is not None:
-                    shapes.setdefault((p.shape, p.dtype), []).append(p)
-            for params in shapes.values():
-                self.step_stack(params, **{k: group[k] for k in ("lr", "weight_decay", "momentum", "second_moment")})
+                    stacks.setdefault((p.shape, p.dtype), []).append(p)
+                    if "momentum" not in self.state[p]:
+                        self.state[p]["momentum"] = torch.zeros_like(p)
+            for params in stacks.values():
+                torch._foreach_lerp_([self.state[p]["momentum"] for p in params], [p.grad for p in params], 1 - group["momentum"])
+            for params, updates in self.updates(list(stacks.values()), group["momentum"]):
+                self.apply(params, updates.to(params[0].dtype), group["lr"], group["weight_decay"], group["second_moment"])
 
-    def step_stack(self, params, lr, weight_decay, momentum, second_moment):
-        """One step of N matrices of the same shape (rows, cols)."""
-        for p in params:
-            if "momentum" not in self.state[p]:
-                self.state[p]["momentum"] = torch.zeros_like(p)
-        grads, means = [p.grad for p in params], [self.state[p]["momentum"] for p in params]
-        torch._foreach_lerp_(means, grads, 1 - momentum)
-        updates = self.orthogonalize(torch.stack(torch._foreach_lerp(grads, means, momentum)))   # (N, rows, cols)
+    def updates(self, stacks, momentum):
+        """Yields (matrices of one shape, their orthogonal updates (N, rows, cols)) until each matrix had its turn.
+
+        The matrices are dealt to the ranks in turn, shape by shape; the results travel in one all-gather.
+        """
+        def orthogonal(params):
+            nesterov = torch._foreach_lerp([p.grad for p in params], [self.state[p]["momentum"] for p in params], momentum)
+            nesterov = torch.stack(nesterov)
+            return polar_express(nesterov.to(self.dtype or nesterov.dtype))
+
+        if not stacks or not dist.is_initialized() or dist.get_world_size() == 1:
+            for params in stacks:
+                yield params, orthogonal(params)
+            return
+        world, rank, order = dist.get_world_size(), dist.get_rank(), [p for params in stacks for p in params]
+        hands = [[list(part) for _, part in groupby(order[r::world], lambda p: (p.shape, p.dtype))] for r in range(world)]
+        sizes = [sum(p.numel() for p in order[r::world]) for r in range(world)]
+        mine = torch.zeros(max(sizes), dtype=self.dtype or order[0].dtype, device=order[0].device)
+        out = mine.new_empty(world * len(mine))
+        if hands[rank]:
+            mine[:sizes[rank]] = torch.cat([orthogonal(part).flatten() for part in hands[rank]])
+        dist.all_gather_into_tensor(out, mine)
+        for hand, size, row in zip(hands, sizes, out.view(world, -1)):
+            chunks = row[:size].split([sum(p.numel() for p in part) for part in hand])
+            yield from ((part, chunk.view(-1, *part[0].shape)) for part, chunk in zip(hand, chunks))
+
+    def apply(self, params, updates, lr, weight_decay, second_moment):
+        """Moves N matrices of the same shape by their orthogonal updates (N, rows, cols)."""
         rows, cols = updates.shape[1:]
         if second_moment is not None:
             updates = self.normalize(params, updates, second_moment, dim=-1 if rows >= cols else -2)
@@ -80,20 +106,6 @@ class Muon(torch.optim.Optimizer):
             if weight_decay:
                 p.sub_(p * (u * p >= 0), alpha=lr * weight_decay)
             p.sub_(u, alpha=lr)
-
-    def orthogonalize(self, G):
-        """polar_express(G) in self.dtype, the stack split over the ranks."""
-        out_dtype, G = G.dtype, G.to(self.dtype or G.dtype)
-        if not dist.is_initialized() or dist.get_world_size() == 1:
-            return polar_express(G).to(out_dtype)
-        world, rank, share = dist.get_world_size(), dist.get_rank(), -(-len(G) // dist.get_world_size())
-        mine = G.new_zeros(share, *G.shape[1:])                           # the last ranks may have less to do
-        part = G[rank * share:(rank + 1) * share]
-        if len(part):
-            mine[:len(part)] = polar_express(part)
-        out = G.new_empty(world * share, *G.shape[1:])
-        dist.all_gather_into_tensor(out, mine)
-        return out[:len(G)].to(out_dtype)
 
     def normalize(self, params, updates, rate, dim):
         """Divides updates (N, rows, cols) by the root of their running mean square over `dim`, at unchanged norm."""

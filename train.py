@@ -294,7 +294,8 @@ def main(argv):
                            opt.second_moment, torch.bfloat16 if opt.dtype == "bf16" else None)
     run_model = model
     if ranked:
-        run_model = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+        run_model = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None,
+                                            broadcast_buffers=False, gradient_as_bucket_view=True)  # one copy of gradients
 
     # ---- run folder, new or resumed
     start, evaluated, saved, holder = 0, -1, -1, None                       # steps of the last ones; holder keeps the lock
@@ -485,6 +486,8 @@ if __name__ == "__main__":
             stop("out of memory: halve --micro_batch (same results, in more micro-steps), or --batch_tokens")
         if getattr(e, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             stop(f"{e.strerror}: stopped; free some space, and go on with --resume if there is a checkpoint", 1)
+        if isinstance(e, dist.DistError) or "/gloo/" in str(e):
+            stop(f"another rank is gone: stopped; go on with --resume ({models.one_line(e)})", 1)
         raise
     if dist.is_initialized():       # leave together, and at once: tearing gloo down beside a rank that is done can abort
         dist.barrier()

@@ -509,7 +509,7 @@ def test_stdlib_race(little_stdlib, monkeypatch):
 
 
 def test_kill_leaves_no_half_made_folder(tmp_path):
-    (tmp_path / "a.txt").write_text("some words here\n<|endoftext|>\n" * 150_000)
+    (tmp_path / "a.txt").write_text("some words here\n<|endoftext|>\n" * 600_000)
     process = subprocess.Popen([sys.executable, ROOT / "data_prep.py", "text", "a.txt", "--name", "x", "--tokenizer", "byte", "--shard_tokens", "50000"],
                                cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not list(tmp_path.glob("data/x.tmp-*/train_000002.bin")):
@@ -521,7 +521,7 @@ def test_kill_leaves_no_half_made_folder(tmp_path):
 
 
 def test_ctrl_c(tmp_path):
-    (tmp_path / "a.txt").write_text("some words here\n<|endoftext|>\n" * 150_000)
+    (tmp_path / "a.txt").write_text("some words here\n<|endoftext|>\n" * 600_000)
     process = subprocess.Popen([sys.executable, ROOT / "data_prep.py", "text", "a.txt", "--name", "x", "--tokenizer", "byte", "--shard_tokens", "50000"],
                                cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not list(tmp_path.glob("data/x.tmp-*/train_000002.bin")):
