@@ -1,0 +1,486 @@
+"""Endurance: what happens to a run must not change it. Each part compares with runs that nothing happened to.
+
+    python tests/endurance.py kills --n 200     SIGKILL at random instants of data preparation and training, then resumed
+    python tests/endurance.py ranks             1, 2 and 4 processes: losses, bytes sent, checkpoints passed between them
+    python tests/endurance.py faults --n 5      a rank killed, a full disk, two processes on one run folder
+
+Each prints its figures, and ends with an AssertionError if a promise was broken. On the CPU, on small models; Linux only.
+`test_endurance.py` runs short versions.
+"""
+import argparse
+import contextlib
+import ctypes
+import gc
+import hashlib
+import io
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+import bench  # noqa: E402
+import data_prep  # noqa: E402
+import models  # noqa: E402
+import train  # noqa: E402
+
+# a checkpoint of 3 MB, so that writing it takes as long as a step
+RUN = dict(n_layer=3, d_model=96, n_head=2, d_ff=256, max_len=64, seq_len=16, batch_tokens=128, max_steps=30, warmup_steps=3,
+           eval_every=10, eval_tokens=500, save_every=1, device="cpu", dtype="fp32")
+
+
+def flags(**options):
+    return [str(word) for key, value in options.items() for word in (f"--{key}", value)]
+
+
+def environment():
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def start(script, *words, ranks=None, **kwargs):
+    """python SCRIPT, or torchrun of it, as a process of its own whose output goes to one pipe."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks else []
+    return subprocess.Popen([sys.executable, *launcher, str(ROOT / script), *map(str, words)], stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True, env=environment(), **kwargs)
+
+
+def finish(process, code=0, timeout=300):
+    output = process.communicate(timeout=timeout)[0]
+    assert process.returncode == code, f"exit code {process.returncode} instead of {code}:\n{output}"
+    return output
+
+
+def inside(argv):
+    """train.py in this process, silently."""
+    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            assert train.main([str(w) for w in argv]) == 0
+    finally:
+        for s, handler in zip((signal.SIGINT, signal.SIGTERM), handlers):
+            signal.signal(s, handler)
+
+
+@contextlib.contextmanager
+def watching(saved):
+    """Calls saved(path of ckpt.pt) after every checkpoint that train.py writes in this process."""
+    write = train.write_atomically
+
+    def watched(path, content):
+        write(path, content)
+        if path.name == "ckpt.pt":
+            saved(path)
+    train.write_atomically = watched
+    try:
+        yield
+    finally:
+        train.write_atomically = write
+
+
+def text_file(folder):
+    """About 300 kB of made-up words in documents, the same each time."""
+    rng = np.random.default_rng(0)
+    words = np.array(["the", "cat", "sat", "on", "a", "mat", "and", "ran"])
+    path = folder / "words.txt"
+    path.write_text("\n<|endoftext|>\n".join(" ".join(rng.choice(words, 250)) for _ in range(300)))
+    return path
+
+
+def prepare(folder):
+    data_prep.prepare_text([text_file(folder)], folder / "data", "byte", val_frac=0.1)
+    return folder / "data"
+
+
+def digest(run):
+    """(step, hash of every weight and of the whole optimizer state) of a run's checkpoint, read without mapping."""
+    checkpoint = models.read_checkpoint(run)
+    tensors = [*checkpoint["model"].values(), checkpoint["rng"]]
+    tensors += [t for o in checkpoint["optimizers"] for s in o["state"].values() for t in s.values() if torch.is_tensor(t)]
+    return checkpoint["step"], hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in tensors)).hexdigest()
+
+
+def logged(run, kind="train", *keys):
+    """Rows of log.jsonl: tuples of step and the given keys."""
+    rows = [json.loads(line) for line in (Path(run) / "log.jsonl").read_text().splitlines()]
+    return [tuple(row[key] for key in ("step", *keys)) for row in rows if row["kind"] == kind]
+
+
+def history(run):
+    """All that a log says, but for times."""
+    return logged(run, "train", "loss", "grad_norm", "lr"), logged(run, "val", "loss", "bpb", "stats")
+
+
+# -------------------------------------------------------------------------------------------------------------- kills
+
+
+class Undisturbed:
+    """A whole run of one model: its log, and the digest of its state after every step."""
+
+    def __init__(self, name, data, folder):
+        self.run, self.states = folder / f"whole-{name}", {}
+        with watching(lambda path: self.states.update([digest(path.parent)])):
+            inside(flags(**RUN, model=name, data=data, out=self.run))
+        assert len(self.states) == RUN["max_steps"] + 1
+
+
+def kill(process):
+    """SIGKILL; whether it came before the process had ended by itself."""
+    process.kill()
+    process.communicate()
+    return process.returncode == -signal.SIGKILL
+
+
+def wait_until(condition, process, seconds=120):
+    """Polls every half millisecond; False if the process ended before."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if condition():
+            return True
+        if process.poll() is not None:
+            return False
+        time.sleep(0.0005)
+    raise AssertionError("waited in vain")
+
+
+def n_steps(run):
+    try:
+        return (run / "log.jsonl").read_bytes().count(b'"kind": "train"')
+    except FileNotFoundError:
+        return 0
+
+
+class Chain:
+    """Kills a data preparation, and then a training run up to `most` times; then lets it end, and compares."""
+
+    def __init__(self, folder, seed, whole, data, seconds, most):
+        self.folder, self.rng, self.whole, self.data, self.seconds, self.most = folder, random.Random(seed), whole, data, seconds, most
+        self.tally, self.run, self.latest = Counter(), folder / "run", -1       # latest: step of the newest checkpoint seen
+        folder.mkdir()
+
+    def go(self, name):
+        prepared = self.folder / "data"
+        while not prepared.exists() and self.rng.random() < 0.7:
+            process = self.prepare()
+            time.sleep(self.rng.uniform(0, self.seconds["data"]))
+            self.tally["preparing data" if kill(process) else "too late"] += 1
+        if not prepared.exists():
+            finish(self.prepare())
+        for path in self.data.iterdir():
+            assert (prepared / path.name).read_bytes() == path.read_bytes(), path
+        while self.tally.total() - self.tally["too late"] < self.most and self.kill_training(name):
+            pass
+        finish(self.train(name))
+        assert history(self.run) == history(self.whole.run)
+        assert digest(self.run) == digest(self.whole.run)
+        shutil.rmtree(self.folder)
+        return self.tally
+
+    def prepare(self):
+        return start("data_prep.py", "text", self.folder.parent / "words.txt", "--out", self.folder / "data",
+                     "--tokenizer", "byte", "--val_frac", 0.1)
+
+    def train(self, name):
+        if (self.run / "ckpt.pt").exists():
+            return start("train.py", "--resume", self.run)
+        shutil.rmtree(self.run, ignore_errors=True)                             # killed before it had saved anything
+        return start("train.py", *flags(**RUN, model=name, data=self.folder / "data", out=self.run))
+
+    def kill_training(self, name):
+        """One kill and the checks after it. False if the run ended before."""
+        instant, temporary = self.rng.choice(["any time", "a step", "a write"]), self.run / "ckpt.pt.tmp"
+        process = self.train(name)
+        if instant == "any time":
+            time.sleep(self.rng.uniform(0, self.seconds["train"]))
+        else:
+            aim = max(self.latest, 0) + self.rng.randrange(1, 6)
+            wait_until(lambda: n_steps(self.run) >= aim, process)
+            if instant == "a write":
+                wait_until(temporary.exists, process)
+            time.sleep(self.rng.uniform(0, self.seconds["step"]))
+        if not kill(process):
+            self.tally["too late"] += 1
+            return False
+        if not (self.run / "ckpt.pt").exists():
+            assert self.latest == -1, "the checkpoint is gone"
+            self.tally["before the first checkpoint"] += 1
+            return True
+        step, state = digest(self.run)                                          # raises unless it is readable
+        assert step >= self.latest and state == self.whole.states[step], f"step {step} after {self.latest}"
+        self.tally["writing a checkpoint" if temporary.exists() else "training or starting up"] += 1
+        self.latest = step
+        return True
+
+
+def kills(n, seed, folder, names):
+    """At least n SIGKILLs in chains of one model each, two at a time; returns {what was hit: count}."""
+    data, total = prepare(folder), Counter()
+    wholes = {name: Undisturbed(name, data, folder) for name in names}
+
+    def timed(process):
+        began = time.monotonic()
+        finish(process)
+        return time.monotonic() - began
+
+    first = Chain(folder / "timed", 0, None, None, None, 0)
+    seconds = {"data": timed(first.prepare()), "train": timed(first.train(names[0]))}
+    seconds["step"] = seconds["train"] / RUN["max_steps"] / 2
+
+    def chain(i):
+        name = names[i % len(names)]
+        return Chain(folder / f"chain-{i}", seed * 10_000 + i, wholes[name], data, seconds, min(10, -(-n // 2))).go(name)
+
+    with ThreadPoolExecutor(2) as pool:
+        for i in itertools.count(0, 2):
+            for tally in pool.map(chain, (i, i + 1)):
+                total += tally
+            if total.total() - total["too late"] >= n:
+                return {**total, "chains": i + 2}
+
+
+# -------------------------------------------------------------------------------------------------------------- ranks
+
+
+def bytes_sent():
+    """What the kernel has sent over all TCP connections of this process, headers of TCP not counted."""
+    total = 0
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):                                      # closed meanwhile; a socket of another kind
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(fd))) as s:
+                    info = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                    total += struct.unpack_from("=Q", info, 200)[0]             # tcpi_bytes_sent
+    return total
+
+
+def allocated():
+    """Bytes that are in use by the C library's allocator, in all threads."""
+    kinds = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    info = type("mallinfo2", (ctypes.Structure,), {"_fields_": [(kind, ctypes.c_size_t) for kind in kinds]})
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = info
+    numbers = mallinfo2()
+    return numbers.uordblks + numbers.hblkhd
+
+
+def worker(orders, dtype):
+    """One rank of ranks(): several runs of train.py in one process, one after the other.
+
+    An order: argv, and copy: {step: folder to copy the run to when that step is saved}. Writes ORDERS.RANK.json: for each
+    order the bytes sent from one step to the next, and the bytes held between steps.
+    """
+    rank, done = int(os.environ.get("RANK", 0)), []
+    torch.set_default_dtype(getattr(torch, dtype))
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+        train.dist.init_process_group = lambda backend: None
+    batch = data_prep.Data.batch
+    for order in json.loads(Path(orders).read_text()):
+        sent, held = {}, {}
+        gc.collect()
+        before = allocated()
+
+        def watched(self, step, *words):
+            if step not in sent:                                                # the first micro-step
+                sent[step], held[step] = bytes_sent(), allocated() - before
+            return batch(self, step, *words)
+
+        def copy(path):
+            step = str(torch.load(path, weights_only=True, mmap=True)["step"])
+            if step in order["copy"]:
+                shutil.copytree(path.parent, order["copy"][step])
+
+        data_prep.Data.batch = watched
+        with watching(copy):
+            inside(order["argv"])
+        done.append({"sent": [sent[b] - sent[a] for a, b in itertools.pairwise(sorted(sent))], "held": min(held[step] for step in held if step >= 2)})
+    Path(f"{orders}.{rank}.json").write_text(json.dumps(done))
+    if dist.is_initialized():
+        dist.barrier()
+        os._exit(0)
+
+
+def give(world, folder, dtype, orders):
+    """Runs the orders on so many ranks, in this dtype; returns what worker() wrote, for each order a list with an entry per rank."""
+    path = folder / f"orders-{time.monotonic_ns()}"
+    path.write_text(json.dumps(orders))
+    finish(start("tests/endurance.py", "worker", "--orders", path, "--dtype", dtype, ranks=world if world > 1 else None))
+    return list(zip(*(json.loads(Path(f"{path}.{rank}.json").read_text()) for rank in range(world)), strict=True))
+
+
+def ranks(folder, names, dtype, measured):
+    """The same run of each model on 1, 2 and 4 processes, and one that goes from two to one and back to two.
+
+    dtype: float32, or float64 to see that nothing but rounding differs. measured: models whose bytes are measured.
+
+    Returns rows of losses (model, processes, worst difference in a training loss, in the validation loss, to one process)
+    and of bytes (model, processes, what, by formula, measured).
+    """
+    data, steps, third = prepare(folder), RUN["max_steps"], RUN["max_steps"] // 3
+    losses, sizes = [], []
+
+    def order(name, kind, copy=None, **changes):
+        argv = flags(**{**RUN, "eval_every": steps, "save_every": third, "data": data, "model": name, **changes}, out=folder / f"{name} {kind}")
+        return {"argv": argv, "copy": {str(third): str(folder / f"{name} {copy}")} if copy else {}}
+
+    def resume(name, kind, copy=None):
+        copies = {str(2 * third): str(folder / f"{name} {copy}")} if copy else {}
+        return {"argv": ["--resume", str(folder / f"{name} {kind}")], "copy": copies}
+
+    def large(kind):                                                            # as many micro-steps as there can be
+        return [order(name, kind, max_steps=6, save_every=6, micro_batch=1, d_model=384, d_ff=1024) for name in measured]
+
+    told = {2: give(2, folder, dtype, large("large 2") + [order(name, "2", "2, 1") for name in names])}
+    give(1, folder, dtype, [order(name, "1") for name in names] + [resume(name, "2, 1", "2, 1, 2") for name in names])
+    give(2, folder, dtype, [resume(name, "2, 1, 2") for name in names])
+    told[4] = give(4, folder, dtype, large("large 4") + [order(name, "4") for name in names])
+    for name in names:
+        one, val = (np.array(logged(folder / f"{name} 1", kind, "loss")) for kind in ("train", "val"))
+        for kind in ("2", "4", "2, 1", "2, 1, 2"):
+            many, last = (np.array(logged(folder / f"{name} {kind}", which, "loss")) for which in ("train", "val"))
+            assert len(one) == steps and (one[:, 0] == many[:, 0]).all() and (val[:, 0] == last[:, 0]).all(), "steps are missing"
+            losses.append((name, kind, np.abs(one - many).max(), np.abs(val - last).max()))
+    size = torch.finfo(getattr(torch, dtype)).bits / 32                         # the formulas are for float32
+    for i, name in enumerate(measured):
+        for world, answers in told.items():
+            formula = bench.across(models.load(folder / f"{name} large {world}")[0], world, "muon", "fp32")
+            sent = max(np.median(answer["sent"]) for answer in answers[i])
+            sizes.append((name, world, "sent per step", size * (formula["gradients"] + formula["updates"]), sent))
+            sizes.append((name, world, "held", size * formula["held"], max(answer["held"] for answer in answers[i])))
+    return losses, sizes
+
+
+# ------------------------------------------------------------------------------------------------------------- faults
+
+
+def rank_pids(launcher):
+    """{rank: pid} of torchrun's children."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == launcher.pid:
+                words = dict(w.split("=", 1) for w in (folder / "environ").read_text().split("\0") if "=" in w)
+                found[int(words["RANK"])] = int(folder.name)
+    return found
+
+
+def lost_rank(folder, seed, data, whole):
+    """SIGKILL to one of two ranks at a random step: the other says so and ends; the run resumes. Returns the seconds it took."""
+    rng, run = random.Random(seed), folder / f"lost-{seed}"
+    process = start("train.py", *flags(**RUN, data=data, out=run), ranks=2)
+    aim = rng.randrange(1, RUN["max_steps"] - 5)
+    assert wait_until(lambda: n_steps(run) >= aim, process), process.communicate()[0]
+    victim = rng.randrange(2)
+    os.kill(rank_pids(process)[victim], signal.SIGKILL)
+    began = time.monotonic()
+    output = process.communicate(timeout=120)[0]
+    seconds = time.monotonic() - began
+    said = [line for line in output.splitlines() if line.startswith(f"train.py: rank {1 - victim}: another rank is gone: stopped")]
+    assert process.returncode == 1 and len(said) == 1 and "--resume" in said[0] and seconds < 60, output
+    assert f"[{victim}]" not in output.split("another rank is gone")[0] and "train.py\", line" not in output, output
+    digest(run)
+    finish(start("train.py", "--resume", run, ranks=2))
+    assert history(run) == history(whole) and digest(run) == digest(whole)
+    return seconds
+
+
+def full_disk(folder):
+    """A run on a disk of its own that is filled up, then resumed when there is space again. Needs to be root of a namespace."""
+    disk, data = folder / "disk", prepare(folder)
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", disk], check=True)
+    whole, run, full = Undisturbed("gpt", data, folder), disk / "run", disk / "other people's data"
+    process = start("train.py", *flags(**RUN, data=data, out=run))
+    assert wait_until(lambda: n_steps(run) >= 5, process)
+    with contextlib.suppress(OSError), open(full, "wb", buffering=0) as f:
+        while True:
+            f.write(bytes(4096))
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 1 and "Traceback" not in output, output
+    assert "the checkpoint could not be written (is the disk full?" in output or "No space left on device: stopped" in output, output
+    step, state = digest(run)
+    assert step >= 4 and state == whole.states[step], step
+    full.unlink()
+    finish(start("train.py", "--resume", run))
+    assert history(run) == history(whole.run) and digest(run) == digest(whole.run)
+    return output.splitlines()[-1]
+
+
+def two_processes(folder, data, whole):
+    """Two processes that start with one --out, and that resume one run while it goes on: one is refused, the other not disturbed."""
+    run = folder / "shared"
+    both = [start("train.py", *flags(**RUN, data=data, out=run)) for _ in range(2)]
+    outputs = [process.communicate(timeout=120)[0] for process in both]
+    assert sorted(process.returncode for process in both) == [0, 2], outputs
+    refused = outputs[[process.returncode for process in both].index(2)]
+    assert f"{run} exists" in refused and refused.count("\n") == 1, refused
+    assert history(run) == history(whole) and digest(run) == digest(whole)
+    again = folder / "again"
+    first = start("train.py", *flags(**RUN, data=data, out=again))
+    assert wait_until((again / "ckpt.pt").exists, first)
+    first.kill()
+    first.communicate()
+    both = [start("train.py", "--resume", again) for _ in range(2)]
+    outputs = [process.communicate(timeout=120)[0] for process in both]
+    codes = sorted(process.returncode for process in both)
+    assert codes in ([0, 2], [0, 0]), outputs                                   # 0, 0: one had ended when the other began
+    assert codes == [0, 0] or any("in use by another process" in out and out.count("\n") == 1 for out in outputs), outputs
+    assert history(again) == history(whole) and digest(again) == digest(whole)
+    return codes
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("kills", "ranks", "faults", "disk", "worker"), help="disk, worker: used by the other parts")
+    parser.add_argument("--n", type=int, default=200, help="kills, or killed ranks [%(default)s]")
+    parser.add_argument("--seed", type=int, default=0)
+    for name in ("orders", "dtype"):
+        parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    if args.part == "worker":
+        sys.exit(worker(args.orders, args.dtype))
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        if args.part == "kills":
+            for what, n in kills(args.n, args.seed, folder, models.names()).items():
+                print(f"{n:5d}  {what}")
+        elif args.part == "ranks":
+            for dtype in ("float64", "float32"):
+                (folder / dtype).mkdir()
+                losses, sizes = ranks(folder / dtype, models.names(), dtype, models.names())
+                for name, kind, train_loss, val_loss in losses:
+                    print(f"{dtype} {name:11} processes {kind:8} against 1: training losses differ by at most {train_loss:.1e}, "
+                          f"validation {val_loss:.1e}")
+            for name, world, what, formula, measured in sizes:
+                print(f"{name:11} on {world} processes, {what:13}: {formula:12,.0f} bytes by formula, {measured:12,.0f} measured "
+                      f"({measured / formula - 1:+.2%})")
+        elif args.part == "disk":
+            print(full_disk(folder))
+        else:
+            data = prepare(folder)
+            whole = Undisturbed("gpt", data, folder)
+            finish(start("train.py", *flags(**RUN, data=data, out=folder / "whole-2"), ranks=2))
+            seconds = [lost_rank(folder, args.seed + i, data, folder / "whole-2") for i in range(args.n)]
+            print(f"a rank of two killed, {args.n} times: the other ended within {max(seconds):.1f} s")
+            print("two processes, one folder: exit codes", [two_processes(folder, data, whole.run) for _ in range(1)])
+            inner = [sys.executable, __file__, "disk"]
+            print("full disk:", subprocess.run(["unshare", "--user", "--map-root-user", "--mount", *inner], capture_output=True,
+                                               text=True, env=environment(), check=True).stdout.strip())
