@@ -401,26 +401,48 @@ def lost_rank(folder, seed, data, whole):
     return seconds
 
 
-def full_disk(folder):
-    """A run on a disk of its own that is filled up, then resumed when there is space again. Needs to be root of a namespace."""
+def full_disk(folder, freed):
+    """A run on a disk of its own that is filled up, and freed again while it runs, or after it and then resumed.
+
+    Needs the right to mount, see in_namespace(). Returns what the run said.
+    """
     disk, data = folder / "disk", prepare(folder)
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", disk], check=True)
-    whole, run, full = Undisturbed("gpt", data, folder), disk / "run", disk / "other people's data"
-    process = start("train.py", *flags(**RUN, data=data, out=run))
-    assert wait_until(lambda: n_steps(run) >= 5, process)
-    with contextlib.suppress(OSError), open(full, "wb", buffering=0) as f:
-        while True:
-            f.write(bytes(4096))
-    output = process.communicate(timeout=120)[0]
-    assert process.returncode == 1 and "Traceback" not in output, output
-    assert "the checkpoint could not be written (is the disk full?" in output or "No space left on device: stopped" in output, output
-    step, state = digest(run)
-    assert step >= 4 and state == whole.states[step], step
-    full.unlink()
-    finish(start("train.py", "--resume", run))
-    assert history(run) == history(whole.run) and digest(run) == digest(whole.run)
-    return output.splitlines()[-1]
+    try:
+        whole, run, full = Undisturbed("gpt", data, folder), disk / "run", disk / "other people's data"
+        process = start("train.py", *flags(**RUN, data=data, out=run))
+        assert wait_until(lambda: n_steps(run) >= 5, process)
+        with contextlib.suppress(OSError), open(full, "wb", buffering=0) as f:
+            while True:
+                f.write(bytes(4096))
+        said = next(line for line in process.stdout if "could not be written" in line or "No space" in line).strip()
+        step, state = digest(run)
+        assert step >= 4 and state == whole.states[step], step
+        if freed:                                                               # it goes on
+            full.unlink()
+            output = finish(process)
+            assert "Traceback" not in output and "done: " in output, output
+        else:
+            output = process.communicate(timeout=120)[0]
+            assert process.returncode == 1 and "Traceback" not in output, output
+            assert digest(run) == (step, state)
+            full.unlink()
+            finish(start("train.py", "--resume", run))
+        assert history(run) == history(whole.run) and digest(run) == digest(whole.run)
+        return said.replace(str(run), "RUN")
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def in_namespace(*words):
+    """This script with these words, in a namespace where it may mount disks; None if this machine does not allow that."""
+    inner = ["unshare", "--user", "--map-root-user", "--mount"]
+    if not shutil.which("unshare") or subprocess.run([*inner, "true"], stderr=subprocess.DEVNULL).returncode:
+        return None
+    done = subprocess.run([*inner, sys.executable, __file__, *words], capture_output=True, text=True, env=environment())
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 def two_processes(folder, data, whole):
@@ -473,14 +495,14 @@ if __name__ == "__main__":
                 print(f"{name:11} on {world} processes, {what:13}: {formula:12,.0f} bytes by formula, {measured:12,.0f} measured "
                       f"({measured / formula - 1:+.2%})")
         elif args.part == "disk":
-            print(full_disk(folder))
+            for freed in (True, False):
+                (folder / str(freed)).mkdir()
+                print("freed while it runs:" if freed else "freed after the run:", full_disk(folder / str(freed), freed))
         else:
             data = prepare(folder)
             whole = Undisturbed("gpt", data, folder)
             finish(start("train.py", *flags(**RUN, data=data, out=folder / "whole-2"), ranks=2))
             seconds = [lost_rank(folder, args.seed + i, data, folder / "whole-2") for i in range(args.n)]
             print(f"a rank of two killed, {args.n} times: the other ended within {max(seconds):.1f} s")
-            print("two processes, one folder: exit codes", [two_processes(folder, data, whole.run) for _ in range(1)])
-            inner = [sys.executable, __file__, "disk"]
-            print("full disk:", subprocess.run(["unshare", "--user", "--map-root-user", "--mount", *inner], capture_output=True,
-                                               text=True, env=environment(), check=True).stdout.strip())
+            print("two processes on one folder: exit codes", two_processes(folder, data, whole.run))
+            print("full disk:", in_namespace("disk") or "not tried, needs unshare and the right to mount")

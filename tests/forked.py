@@ -1,0 +1,104 @@
+"""The repository's scripts as processes that start in milliseconds: forked from one that has imported torch already.
+
+    with Scripts() as scripts:
+        done = scripts.run("train.py", "--max_steps", 0)        # done.returncode, done.stdout, done.stderr; None: too slow
+"""
+import json
+import os
+import resource
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from pathlib import Path
+from types import SimpleNamespace
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Scripts:
+    def __init__(self):
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "HTTPS_PROXY": "http://127.0.0.1:9", "TIKTOKEN_CACHE_DIR": "/nonexistent"}
+        self.server = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        self.turn = threading.Lock()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.server.stdin.close()
+        self.server.wait()
+
+    def run(self, script, *words, cwd=ROOT, seconds=60, env=None):
+        """`env` adds to the environment. One at a time; from several threads they queue."""
+        with self.turn:
+            order = {"script": str(ROOT / script), "words": [str(w) for w in words], "cwd": str(cwd), "seconds": seconds, "env": env or {}}
+            self.server.stdin.write(json.dumps(order) + "\n")
+            self.server.stdin.flush()
+            return SimpleNamespace(**json.loads(self.server.stdout.readline()))
+
+
+def child(order, out, err):
+    """Becomes `python SCRIPT WORDS` as far as the script can tell."""
+    os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    resource.setrlimit(resource.RLIMIT_AS, (16 * 2 ** 30, 16 * 2 ** 30))        # too much memory is an error, not a dead machine
+    os.chdir(order["cwd"])
+    os.environ.update(order["env"])
+    sys.path[0] = str(ROOT)
+    sys.argv = [order["script"], *order["words"]]
+    code = 1
+    try:
+        runpy.run_path(order["script"], run_name="__main__")
+        code = 0
+    except SystemExit as e:
+        code = e.code if isinstance(e.code, int) else 0 if e.code is None else 1
+        if isinstance(e.code, str):
+            print(e.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 255)
+
+
+def serve():
+    sys.path.insert(0, str(ROOT))
+    import torch.distributed  # noqa: F401
+    import torch.nn.parallel  # noqa: F401
+
+    import data_prep  # noqa: F401
+    import models
+    import muon  # noqa: F401
+    for name in models.names():
+        models.module(name)
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    for line in sys.stdin:
+        order = json.loads(line)
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            pid = os.fork()
+            if pid == 0:
+                child(order, out.fileno(), err.fileno())
+            until, status = time.monotonic() + order["seconds"], (0, 0)
+            while status[0] == 0 and time.monotonic() < until:
+                status = os.waitpid(pid, os.WNOHANG)
+                time.sleep(0.002)
+            code = os.waitstatus_to_exitcode(status[1]) if status[0] else None
+            if code is None:
+                os.killpg(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            texts = []
+            for file in (out, err):
+                file.seek(0)
+                texts.append(file.read().decode(errors="replace"))
+        replies.write(json.dumps({"returncode": code, "stdout": texts[0], "stderr": texts[1]}) + "\n")
+
+
+if __name__ == "__main__":
+    serve()
