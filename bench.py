@@ -48,11 +48,6 @@ FLAGS = ("n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "vocab_size", "seq
 VARIANTS = ("exoformer:mixing=dynamic", "attnres:block_size=8")                     # beside every model as it is
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        self.exit(2, f"bench.py: error: {message}\n")
-
-
 def parse_spec(spec):
     """"name:option=value:..." -> (name, {option: value}). ValueError if there is no such model or option."""
     name, *words = spec.split(":")
@@ -326,7 +321,7 @@ def ranks_table(specs, shape, worlds, dtype):
 
 
 def main(argv):
-    parser = Parser("bench.py", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = models.Parser("bench.py", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", metavar="NAME[:option=value...]",
                         help=f"[every model, {', '.join(VARIANTS)}; gpt of the same shape is always added]")
     parser.add_argument("--preset", help="take the shape of a preset (see README)")
@@ -455,6 +450,8 @@ if __name__ == "__main__":
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
         sys.exit(130)
-    except torch.OutOfMemoryError:
-        print("bench.py: error: out of memory: lower --batch, or name fewer --models", file=sys.stderr)
-        sys.exit(2)
+    except (RuntimeError, MemoryError) as e:
+        if models.out_of_memory(e):
+            print("bench.py: error: out of memory: lower --batch, or name fewer --models", file=sys.stderr)
+            sys.exit(2)
+        raise

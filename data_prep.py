@@ -39,6 +39,8 @@ import tiktoken
 import torch
 from tqdm import tqdm
 
+import models
+
 HEADER = 256                            # int32 numbers before the tokens: [0] magic, [1] version, [2] token count, zeros
 MAGIC, VERSION = 20240520, 1
 EOT = "<|endoftext|>"
@@ -225,14 +227,18 @@ class Data:
         if file.exists():
             try:
                 meta = json.loads(file.read_text())
-                shards = {name: (shard["tokens"], shard["sha256"]) for name, shard in meta["shards"].items()}
-                if not (isinstance(meta["tokenizer"], str) and 0 < meta["vocab_size"] <= MAX_VOCAB and all(map(split_of, shards))):
+                typed = all(type(shard["tokens"]) is int and type(shard["sha256"]) is str for shard in meta["shards"].values())
+                typed = typed and type(meta["tokenizer"]) is str and type(meta["vocab_size"]) is int
+                if not (typed and 0 < meta["vocab_size"] <= MAX_VOCAB and all(map(split_of, meta["shards"]))):
                     raise ValueError("tokenizer, vocab_size or shards are not as data_prep.py writes them")
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
                 raise DataError(f"{file}: broken ({type(e).__name__}: {e}): prepare the folder again") from None
         self.tokenizer, self.vocab_size = meta.get("tokenizer", "gpt2"), meta.get("vocab_size", 50257)
         if self.tokenizer not in ("gpt2", "byte"):
-            self.tokenizer = str(self.path / self.tokenizer)
+            ranks = self.path / self.tokenizer
+            if ranks.name != self.tokenizer or not ranks.is_file():
+                raise DataError(f"{file}: its tokenizer {self.tokenizer!r} is no file of the folder: prepare the folder again")
+            self.tokenizer = str(ranks)
         return meta
 
     def check_ids(self, name, tokens):
@@ -251,8 +257,10 @@ class Data:
             widths = np.load(file, allow_pickle=False) if file.exists() else token_bytes(load_tokenizer(self.tokenizer))
         except DataError:
             return None
-        except (OSError, ValueError, EOFError):
-            raise DataError(f"{file}: not readable as an array: delete it, it is made again from the tokenizer") from None
+        except Exception:                                                   # numpy raises many kinds for a broken header
+            widths = None
+        if not isinstance(widths, np.ndarray) or widths.dtype.kind not in "iu" or widths.min() < 0:
+            raise DataError(f"{file}: not readable as an array of numbers: delete it, it is made again from the tokenizer")
         if widths.shape != (self.vocab_size,):
             raise DataError(f"{file}: {widths.shape} lengths for a vocabulary of {self.vocab_size:,}: prepare the folder again")
         return widths.astype(np.int64)
@@ -629,13 +637,8 @@ def fetch_shard(url, part):
 # -------------------------------------------------------------------------------------------------------------------- CLI
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        self.exit(2, f"data_prep.py: error: {message} (see {self.prog} --help)\n")
-
-
 def main():
-    parser = Parser(prog="data_prep.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = models.Parser("data_prep.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="stdlib | text | fineweb-edu")
     add = lambda name, text: commands.add_parser(name, help=text, description=text, allow_abbrev=False)
     p = add("stdlib", "the running Python's standard-library sources, without its tests")
@@ -673,7 +676,7 @@ def main():
             meta = prepare_text(args.files, args.out, args.tokenizer or "gpt2", args.train_bpe, args.val_frac, args.val, args.field,
                                 args.shard_tokens)
     except DataError as e:
-        print(f"data_prep.py: error: {e}", file=sys.stderr)
+        print(f"data_prep.py: error: {models.escaped(e)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("data_prep.py: interrupted; nothing half-made is left, and a download goes on when it is run again", file=sys.stderr)

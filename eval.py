@@ -10,11 +10,6 @@ import data_prep
 import models
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        self.exit(2, f"eval.py: error: {message}\n")
-
-
 def evaluate(run, args):
     """One row of the table: a dict. ValueError with one line for a run or data that cannot be used."""
     device = models.find_device(args.device)
@@ -39,7 +34,7 @@ def evaluate(run, args):
 
 
 def main():
-    parser = Parser(description=__doc__, allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = models.Parser("eval.py", description=__doc__, allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("runs", nargs="+", help="run folders of train.py")
     parser.add_argument("--data", help="data folder; none: the one the run was trained on")
     parser.add_argument("--tokens", type=int, help="only the first so many tokens of the validation split; none: all")

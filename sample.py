@@ -9,13 +9,8 @@ import data_prep
 import models
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        self.exit(2, f"sample.py: error: {message}\n")
-
-
 def main():
-    parser = Parser(description=__doc__, allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = models.Parser("sample.py", description=__doc__, allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("run", help="run folder of train.py")
     parser.add_argument("--prompt", default="", help="text to continue; empty: start a document")
     parser.add_argument("--n", type=int, default=1, help="number of samples")
@@ -42,6 +37,10 @@ def main():
             out = model.generate(idx, args.max_new_tokens, args.temperature, args.top_k, generator, args.compile)
     except ValueError as e:
         parser.error(models.one_line(e))
+    except (RuntimeError, MemoryError, OverflowError) as e:
+        if not models.out_of_memory(e) and not isinstance(e, OverflowError):
+            raise
+        parser.error("out of memory: lower --n")
     for i, row in enumerate(out[:, 1:].tolist()):
         end = next((at for at in range(len(prompt) - 1, len(row)) if row[at] == tokenizer.eot_token), len(row))
         text = tokenizer.decode([t for t in row[:end] if t < tokenizer.n_vocab])    # an untrained model may leave the vocabulary

@@ -69,6 +69,7 @@ class Options:
     wandb: bool = False             # also log to Weights & Biases (pip install wandb)
 
     def __post_init__(self):
+        models.check_types(Options, vars(self))
         for name in ("max_steps", "batch_tokens", "seq_len", "micro_batch", "muon_lr", "adamw_lr", "grad_clip", "eval_every",
                      "eval_tokens", "save_every"):
             if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
@@ -82,11 +83,6 @@ class Options:
 
 
 MAY_CHANGE = {"resume", "data", "device", "compile", "micro_batch", "save_every", "wandb"}     # on resume
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 def add_options(parser, title, cls, preset):
@@ -108,11 +104,11 @@ def add_options(parser, title, cls, preset):
 
 def parse(argv):
     """(Options, dict of the model's Config fields, dict of the flags as given). Leaves with one line if they are wrong."""
-    first = Parser(prog="train.py", add_help=False, allow_abbrev=False)
+    first = models.Parser(prog="train.py", add_help=False, allow_abbrev=False)
     for name in ("model", "preset", "resume"):
         first.add_argument(f"--{name}")
     asked = first.parse_known_args(argv)[0]
-    parser = Parser("train.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = models.Parser("train.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     try:
         old = models.read_checkpoint(asked.resume)["config"] if asked.resume else {"options": {}, "model_config": {}}
         name = asked.model or old["options"].get("model", Options.model)
@@ -149,7 +145,7 @@ def parse(argv):
 def stop(message, code=2):
     """Ends the process with one line on stderr."""
     rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
-    print(f"train.py: {'error: ' if code == 2 else ''}{rank}{message}", file=sys.stderr, flush=True)
+    print(f"train.py: {'error: ' if code == 2 else ''}{rank}{models.escaped(message)}", file=sys.stderr, flush=True)
     sys.exit(code)
 
 
@@ -214,15 +210,28 @@ def git_state():
         return None
 
 
+def load_optimizer(opt, state):
+    """Takes the state of every parameter from a checkpoint; rates and the like are those of the options. ValueError if it is
+    not what a step of the optimizer leaves."""
+    params = [p for group in opt.param_groups for p in group["params"]]
+    opt.load_state_dict({**opt.state_dict(), "state": state})
+    if state and (set(opt.state) != set(params) or len({frozenset(s) for s in opt.state.values()}) > 1):
+        raise ValueError("optimizer state is missing")
+    for p in opt.state:
+        for t in opt.state[p].values():
+            t.broadcast_to(p.shape)                                             # a RuntimeError unless it fits
+
+
 def kept_rows(path, step):
-    """The rows of log.jsonl up to a step; a line that a crash cut off is dropped."""
+    """The rows of log.jsonl up to a step; a line that is not one, cut off by a crash for instance, is dropped."""
     rows = []
-    for line in path.read_text().splitlines() if path.exists() else ():
+    for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
-            rows.append(json.loads(line))
-        except ValueError:
+            row = json.loads(line)
+            rows += [row] if row["kind"] and row["step"] <= step else []
+        except (ValueError, KeyError, TypeError):
             pass
-    return [row for row in rows if row["step"] <= step]
+    return rows
 
 
 # --------------------------------------------------------------------------------------------------------------- main
@@ -262,14 +271,14 @@ def main(argv):
     if ranked:
         dist.barrier()
     data = data_prep.Data(folder)
-    n_windows = data.n_windows(opt.seq_len)
+    n_windows, token_bytes = data.n_windows(opt.seq_len), data.token_bytes
 
     # ---- batch: so many sequences per step, split over ranks and micro-steps
     n_seq, rest = divmod(opt.batch_tokens, opt.seq_len)
     if rest or n_seq % world:
         stop(f"--batch_tokens {opt.batch_tokens:,} must be a multiple of seq_len x ranks = {opt.seq_len} x {world}")
     per_rank = n_seq // world
-    fitting = [m for m in range(1, per_rank + 1) if per_rank % m == 0 and (m == 1 or m * opt.seq_len <= 32768)]
+    fitting = [m for m in range(1, min(per_rank, max(1, 32768 // opt.seq_len)) + 1) if per_rank % m == 0]
     micro = opt.micro_batch or fitting[-1]
     if per_rank % micro:
         stop(f"--micro_batch {micro} must divide the {per_rank} sequences that a rank has per step")
@@ -306,14 +315,16 @@ def main(argv):
         run_config = checkpoint["config"]
         if run_config["data"]["fingerprint"] != data.fingerprint:
             stop(f"{folder} is not the data that {run} was trained on ({run_config['data']['path']})")
+        start = saved = checkpoint["step"]
+        if not 0 <= start <= opt.max_steps or checkpoint["tokens"] != start * opt.batch_tokens:
+            stop(f"{run}/ckpt.pt: {checkpoint['tokens']} tokens at step {start} do not fit its {opt.max_steps} steps of {opt.batch_tokens}")
         try:
             model.load_state_dict(checkpoint["model"])
-            for o, state in zip(opts, checkpoint["optimizers"], strict=True):
-                o.load_state_dict(state)
-        except (RuntimeError, ValueError, KeyError) as e:
+            for o, saved_state in zip(opts, checkpoint["optimizers"], strict=True):
+                load_optimizer(o, saved_state["state"])
+            torch.set_rng_state(checkpoint["rng"])
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as e:
             stop(f"{run}/ckpt.pt does not fit models/{opt.model}.py: {models.one_line(e)}")
-        torch.set_rng_state(checkpoint["rng"])
-        start = saved = checkpoint["step"]
         if rank == 0:                                                       # the log goes on from the checkpoint
             rows = kept_rows(run / "log.jsonl", start)
             evaluated = max((row["step"] for row in rows if row["kind"] == "val"), default=-1)
@@ -401,7 +412,7 @@ def main(argv):
         if (last or step % opt.eval_every == 0) and step > evaluated:
             began = time.perf_counter()
             mine = islice(data.val_batches(opt.eval_tokens, micro, opt.seq_len), rank, None, world)
-            row = models.evaluate(model, mine, data.token_bytes, autocast, dist.all_reduce if ranked else None)
+            row = models.evaluate(model, mine, token_bytes, autocast, dist.all_reduce if ranked else None)
             row["eval_s"] = time.perf_counter() - began
             if rank == 0:
                 with autocast:
@@ -481,11 +492,13 @@ if __name__ == "__main__":
         stop(e)
     except KeyboardInterrupt:
         stop("interrupted before training began", 130)
-    except (RuntimeError, OSError) as e:
-        if isinstance(e, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(e):
-            stop("out of memory: halve --micro_batch (same results, in more micro-steps), or --batch_tokens")
+    except (RuntimeError, OSError, MemoryError) as e:
+        if models.out_of_memory(e):
+            stop("out of memory: halve --micro_batch (same results, in more micro-steps), or --batch_tokens, or take a smaller model")
         if getattr(e, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             stop(f"{e.strerror}: stopped; free some space, and go on with --resume if there is a checkpoint", 1)
+        if isinstance(e, OSError) and e.filename:
+            stop(f"{e.filename}: {e.strerror}")
         if isinstance(e, dist.DistError) or "/gloo/" in str(e):
             stop(f"another rank is gone: stopped; go on with --resume ({models.one_line(e)})", 1)
         raise

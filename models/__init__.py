@@ -3,9 +3,12 @@
 A model file defines `Config` (a dataclass) and `Model(config)`; gpt.py shows the whole contract. Here is what works for
 all of them: building, loading a run, scoring text, and the papers' presets.
 """
+import argparse
 import math
 import runpy
+import typing
 from dataclasses import fields
+from functools import reduce
 from importlib import import_module
 from pathlib import Path
 
@@ -25,13 +28,33 @@ def module(name):
     return import_module(f"{__name__}.{name}")
 
 
+def check_types(cls, values):
+    """ValueError for the first of `values` that is not of the type of its field of the dataclass `cls`."""
+    for f in fields(cls):
+        kinds, value = typing.get_args(f.type) or (f.type,), values.get(f.name, f.default)
+        if not (type(value) in kinds or type(value) is int and float in kinds):
+            raise ValueError(f"{f.name} must be {' or '.join(k.__name__ for k in kinds)}, not {value!r}")
+
+
 def build(name, **config):
     """Model `name` with the given Config fields, initialised. ValueError for a wrong name, field or value."""
     mod = module(name)
     unknown = set(config) - {f.name for f in fields(mod.Config)}
     if unknown:
-        raise ValueError(f"{name} has no option {', '.join(sorted(unknown))}")
+        raise ValueError(f"{name} has no option {', '.join(sorted(map(str, unknown)))}")
+    check_types(mod.Config, config)
+    for key, value in config.items():
+        if type(value) is int and value > (10_000 if key == "n_layer" else 2 ** 31):
+            raise ValueError(f"{key} {value:,} is too large")
     return mod.Model(mod.Config(**config))
+
+
+CHECKPOINT = {  # where in it: {key: type}; the rest are the options, the model's and the data's own fields
+    (): {"model": dict, "optimizers": list, "step": int, "tokens": int, "rng": torch.Tensor, "config": dict, "tokenizer": str},
+    ("config",): {"model": str, "model_config": dict, "options": dict, "data": dict, "tokenizer": str},
+    ("config", "options"): {"preset": str, "seq_len": int, "dtype": str},
+    ("config", "data"): {"path": str, "fingerprint": str},
+}
 
 
 def read_checkpoint(run_dir):
@@ -41,20 +64,45 @@ def read_checkpoint(run_dir):
         raise ValueError(f"{path} does not exist: {run_dir} is not the folder of a run that has saved")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        lost = {"model", "optimizers", "step", "tokens", "rng", "config", "tokenizer"} - set(checkpoint)
-        lost |= {"model", "model_config", "options", "data", "tokenizer"} - set(checkpoint.get("config", ()))
     except Exception as e:  # torch raises many kinds: truncated zip, foreign file, pickled code
         raise ValueError(f"{path} is not a readable checkpoint: {one_line(e)}") from None
-    if lost:
-        raise ValueError(f"{path} is not a checkpoint of train.py: it lacks {', '.join(sorted(lost))}")
+    at = lambda *keys: reduce(lambda tree, key: tree.get(key) if isinstance(tree, dict) else None, keys, checkpoint)
+    wrong = [".".join((*where, key)) for where, kinds in CHECKPOINT.items() for key, kind in kinds.items()
+             if not isinstance(at(*where, key), kind) or at(*where, key) is True]
+    if wrong:
+        raise ValueError(f"{path} is not a checkpoint of train.py: it lacks {', '.join(wrong)}, or has it in another form")
     return checkpoint
+
+
+class Parser(argparse.ArgumentParser):
+    """A mistake in the flags is one line and exit code 2."""
+
+    def error(self, message):
+        self.exit(2, f"{self.prog.split()[0]}: error: {escaped(message)}\n")
+
+    def _get_values(self, action, arg_strings):
+        if action.option_strings and "--" in arg_strings:                           # argparse would make it an empty list
+            self.error(f"argument {action.option_strings[0]}: expected a value, not '--'")
+        return super()._get_values(action, arg_strings)
+
+
+def out_of_memory(error):
+    """Whether this exception says so, of the GPU or of the CPU."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
+
+
+def escaped(message):
+    """A message in which line breaks, of a file's name for instance, do not break the line."""
+    return str(message).replace("\n", "\\n").replace("\r", "\\r")
 
 
 def find_device(name="auto"):
     """The torch device `name`; "auto": cuda if there is one, else cpu. ValueError if it cannot be used."""
     try:
         name = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
-        return torch.zeros(1, device=name).device                                   # cuda gets its index
+        one = torch.zeros(1, device=name)
+        one.item()                                                                  # not on "meta"
+        return one.device                                                           # cuda gets its index
     except (RuntimeError, AssertionError, NotImplementedError) as e:
         raise ValueError(f"--device {name} cannot be used: {one_line(e)}") from None
 

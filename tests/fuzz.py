@@ -7,7 +7,7 @@ The rule: a run that ends well (exit code 0, or 3 where a loss is not finite), o
 every file as it was. Never a traceback, never longer than a minute, and never a piece of code from a checkpoint executed.
 """
 import argparse
-import copy
+import base64
 import gzip
 import hashlib
 import json
@@ -60,7 +60,6 @@ def good_folder(folder):
     (folder / "a.txt.gz").write_bytes(gzip.compress((folder / "a.txt").read_bytes()))
     (folder / "a.txt.xz").write_bytes(lzma.compress((folder / "a.txt").read_bytes()))
     tokens = [bytes([i]) for i in range(256)] + [b" the", b" cat"]
-    import base64
     (folder / "ranks").write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % i for i, token in enumerate(tokens)))
     train.data_prep.prepare_text([folder / "a.txt"], folder / "own", str(folder / "ranks"), val_frac=0.2)
     before = os.getcwd()
@@ -160,7 +159,7 @@ def spoil_checkpoint(path, rng):
 
 def value_for(kind, rng):
     """Text for a flag of this type, mostly wrong."""
-    numbers = ["-1", "0", "1", "2", "3", "7", "16", "1e3", "0.5", "1_000", "2147483648", "9223372036854775808", "1" + "0" * 30, "nan", "inf", "-inf",
+    numbers = ["-1", "0", "1", "2", "3", "7", "16", "1e3", "0.5", "1_0", "2147483648", "9223372036854775808", "1" + "0" * 30, "nan", "inf", "-inf",
                "-0", "1e-400", "1e400", "0x10", " 4 ", "٣", "", "none", "true", "x", "--", "-", "\n"]
     words = ["", " ", "none", "gpt", "muon", "adamw", "cosine", "elementwise", "headwise", "relu", "q,k", "qkv", "external", "cuda", "cuda:99", "meta",
              "cpu:0", "data", "run", "a.txt", "/", "..", "../..", "x" * 300, "ü", "\n", "-", "%s", "{}"]
@@ -170,10 +169,17 @@ def value_for(kind, rng):
 # -------------------------------------------------------------------------------------------------------------- cases
 
 
-def users_of(folder, run, rng):
-    """A command that reads a data folder and a run made on it."""
-    return rng.choice([["train.py", *flags(**SMALL, data=folder, out="new")], ["train.py", "--resume", run], ["eval.py", run, *SHORT],
-                       ["eval.py", run, "--data", folder, *SHORT], ["sample.py", run, "--max_new_tokens", "5", "--prompt", "the"]])
+def users_of(folder, run):
+    """Commands that read a data folder and a run made on it."""
+    return [["train.py", *flags(**SMALL, data=folder, out="new")], ["train.py", "--resume", run], ["eval.py", run, *SHORT],
+            ["eval.py", run, "--data", folder, *SHORT], ["sample.py", run, "--max_new_tokens", "5", "--prompt", "the"]]
+
+
+def text_commands():
+    """Commands that read texts, each with the file of its own."""
+    command = ["data_prep.py", "text", "--out", "new", "--val_frac", "0.2"]
+    return [[*command, name, "--tokenizer", "byte"] for name in ("a.txt", "a.jsonl", "a.txt.gz", "a.txt.xz")] + [
+        [*command, "a.txt", "--tokenizer", "ranks"]]
 
 
 def spoil_data(folder, rng):
@@ -187,21 +193,20 @@ def spoil_data(folder, rng):
         path = rng.choice({"shard": sorted((folder / name).glob("*.bin")), "meta": [folder / name / "meta.json"],
                            "other": [p for p in sorted((folder / name).iterdir()) if p.suffix in (".npy", ".tiktoken")]}[kind])
         said = spoil_bytes(path, rng)
-    return f"{name}: {said}", users_of(name, run, rng)
+    return f"{name}: {said}", rng.choice(users_of(name, run))
 
 
 def spoil_run(folder, rng):
     run = rng.choice(["run", "run of its own"])
     path = rng.choice([folder / run / name for name in (*["ckpt.pt"] * 6, "config.json", "log.jsonl")])
     said = spoil_checkpoint(path, rng) if path.name == "ckpt.pt" and rng.random() < 0.8 else spoil_bytes(path, rng)
-    return said, rng.choice([["train.py", "--resume", run]] * 2 + [["eval.py", run, *SHORT], ["sample.py", run, "--max_new_tokens", "5"]])
+    return said, rng.choice(users_of("data" if run == "run" else "own", run)[1:])
 
 
 def spoil_text(folder, rng):
-    name = rng.choice(["a.txt", "a.jsonl", "a.txt.gz", "a.txt.xz", "ranks"])
-    said = spoil_bytes(folder / name, rng)
-    words = [name, "--tokenizer", "byte"] if name != "ranks" else ["a.txt", "--tokenizer", "ranks"]
-    return said, ["data_prep.py", "text", *words, "--name", "new", "--val_frac", "0.2"]
+    command = rng.choice(text_commands())
+    name = "ranks" if "ranks" in command else next(word for word in command if word.startswith("a."))
+    return spoil_bytes(folder / name, rng), command
 
 
 def command_line(folder, rng):
@@ -223,8 +228,8 @@ def command_line(folder, rng):
                  "bench.py": "--models gpt --n_layer 1 --d_model 32 --n_head 1 --vocab_size 64 --seq_len 16 --rounds 1 --prompt 4 "
                              "--new_tokens 2 --no-compile --device cpu --profile trace.json".split()}[script]
     for name, kind in rng.sample(known, rng.randrange(1, 4)):
-        if name == "max_steps":                                                 # a long run is not a mistake
-            words += ["--max_steps", rng.choice(["0", "-1", "x", "1", "2"])]
+        if name in ("max_steps", "batch_tokens"):                               # a long run is not a mistake
+            words += [f"--{name}", rng.choice(["0", "-1", "x", "1", "2", "16", "17", "inf"])]
         elif name in ("compile", "wandb") or kind is bool:
             words += [rng.choice([f"--{name}", f"--no-{name}", f"--{name}=1"])] if name != "compile" else []
         else:
@@ -261,7 +266,7 @@ def case(i, seed, good, folder, scripts):
     if "Traceback" in done.stderr + done.stdout:
         broken.append("a traceback")
     if done.returncode == 2:
-        if len(lines) != 1 or not re.match(rf"{words[0]}: error: \S", lines[0]) or len(lines[0]) > 1000:
+        if len(lines) != 1 or not re.match(rf"{words[0]}: error: .", lines[0]) or len(lines[0]) > 1000:
             broken.append("not one line")
         if before != after:
             broken.append(f"files changed: {sorted(k for k in before.keys() | after.keys() if before.get(k) != after.get(k))[:5]}")
@@ -278,6 +283,10 @@ def fuzz(n, seed, folder, first=0):
     good, counts, reports = folder / "good", Counter(), []
     good_folder(good)
     with Scripts() as one, Scripts() as two, ThreadPoolExecutor(2) as pool:
+        shutil.copytree(good, folder / "unspoilt")                              # without which "always an error" would do
+        for words in (*users_of("data", "run"), *users_of("own", "run of its own"), *text_commands()):
+            assert one.run(*words, cwd=folder / "unspoilt").returncode == 0, words
+            shutil.rmtree(folder / "unspoilt" / "new", ignore_errors=True)
         def go(part):
             for i in range(first + part, first + n, 2):
                 kind, code, report = case(i, seed, good, folder / f"case-{i}", (one, two)[part])
