@@ -38,6 +38,8 @@ def main():
     except ValueError as e:
         parser.error(models.one_line(e))
     except (RuntimeError, MemoryError, OverflowError) as e:
+        if "probability tensor" in str(e):
+            parser.error(f"{args.run} gives no probabilities: its weights are not finite")
         if not models.out_of_memory(e) and not isinstance(e, OverflowError):
             raise
         parser.error("out of memory: lower --n")

@@ -24,7 +24,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -325,10 +324,11 @@ def give(world, folder, dtype, orders):
     return list(zip(*(json.loads(Path(f"{path}.{rank}.json").read_text()) for rank in range(world)), strict=True))
 
 
-def ranks(folder, names, dtype, measured):
+def ranks(folder, names, dtype, measured, **shape):
     """The same run of each model on 1, 2 and 4 processes, and one that goes from two to one and back to two.
 
-    dtype: float32, or float64 to see that nothing but rounding differs. measured: models whose bytes are measured.
+    dtype: float32, or float64 to see that nothing but rounding differs. measured: models whose bytes are measured. shape: other
+    than RUN's.
 
     Returns rows of losses (model, processes, worst difference in a training loss, in the validation loss, to one process)
     and of bytes (model, processes, what, by formula, measured).
@@ -337,6 +337,7 @@ def ranks(folder, names, dtype, measured):
     losses, sizes = [], []
 
     def order(name, kind, copy=None, **changes):
+        changes = changes or shape
         argv = flags(**{**RUN, "eval_every": steps, "save_every": third, "data": data, "model": name, **changes}, out=folder / f"{name} {kind}")
         return {"argv": argv, "copy": {str(third): str(folder / f"{name} {copy}")} if copy else {}}
 
@@ -401,16 +402,16 @@ def lost_rank(folder, seed, data, whole):
     return seconds
 
 
-def full_disk(folder, freed):
+def full_disk(folder, data, whole, freed):
     """A run on a disk of its own that is filled up, and freed again while it runs, or after it and then resumed.
 
     Needs the right to mount, see in_namespace(). Returns what the run said.
     """
-    disk, data = folder / "disk", prepare(folder)
+    disk = folder / f"disk {freed}"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", disk], check=True)
     try:
-        whole, run, full = Undisturbed("gpt", data, folder), disk / "run", disk / "other people's data"
+        run, full = disk / "run", disk / "other people's data"
         process = start("train.py", *flags(**RUN, data=data, out=run))
         assert wait_until(lambda: n_steps(run) >= 5, process)
         with contextlib.suppress(OSError), open(full, "wb", buffering=0) as f:
@@ -495,9 +496,10 @@ if __name__ == "__main__":
                 print(f"{name:11} on {world} processes, {what:13}: {formula:12,.0f} bytes by formula, {measured:12,.0f} measured "
                       f"({measured / formula - 1:+.2%})")
         elif args.part == "disk":
+            data = prepare(folder)
+            whole = Undisturbed("gpt", data, folder)
             for freed in (True, False):
-                (folder / str(freed)).mkdir()
-                print("freed while it runs:" if freed else "freed after the run:", full_disk(folder / str(freed), freed))
+                print("freed while it runs:" if freed else "freed after the run:", full_disk(folder, data, whole, freed))
         else:
             data = prepare(folder)
             whole = Undisturbed("gpt", data, folder)

@@ -33,10 +33,10 @@ class Scripts:
         self.server.stdin.close()
         self.server.wait()
 
-    def run(self, script, *words, cwd=ROOT, seconds=60, env=None):
-        """`env` adds to the environment. One at a time; from several threads they queue."""
+    def run(self, script, *words, cwd=ROOT, seconds=60, PYTHONPATH=None):
+        """One at a time; from several threads they queue."""
         with self.turn:
-            order = {"script": str(ROOT / script), "words": [str(w) for w in words], "cwd": str(cwd), "seconds": seconds, "env": env or {}}
+            order = {"script": str(ROOT / script), "words": [str(w) for w in words], "cwd": str(cwd), "seconds": seconds, "path": PYTHONPATH}
             self.server.stdin.write(json.dumps(order) + "\n")
             self.server.stdin.flush()
             return SimpleNamespace(**json.loads(self.server.stdout.readline()))
@@ -50,8 +50,7 @@ def child(order, out, err):
     os.dup2(err, 2)
     resource.setrlimit(resource.RLIMIT_AS, (16 * 2 ** 30, 16 * 2 ** 30))        # too much memory is an error, not a dead machine
     os.chdir(order["cwd"])
-    os.environ.update(order["env"])
-    sys.path[0] = str(ROOT)
+    sys.path[:1] = [str(Path(order["script"]).parent)] + [order["path"]] * (order["path"] is not None)
     sys.argv = [order["script"], *order["words"]]
     code = 1
     try:

@@ -299,14 +299,18 @@ def test_fingerprint_follows_the_data(tmp_path):
 
 def test_token_bytes_of_a_folder(tmp_path):
     folder = make(tmp_path / "d", TRAIN, meta=meta_of({f"train_{i:06d}.bin": len(t) for i, t in enumerate(TRAIN)} | {"val_000000.bin": 3},
-                                                      vocab_size=500, tokenizer="gone.tiktoken"))
+                                                      vocab_size=500, tokenizer="own.tiktoken"))
+    with pytest.raises(DataError, match="'own.tiktoken' is no file of the folder"):
+        Data(folder)
+    (folder / "own.tiktoken").write_text("not ranks")
     data = Data(folder)
-    assert data.token_bytes is None and data.tokenizer == str(folder / "gone.tiktoken")
+    assert data.token_bytes is None and data.tokenizer == str(folder / "own.tiktoken")
     np.save(folder / "token_bytes.npy", np.arange(500))
     assert Data(folder).token_bytes.tolist() == list(range(500))
-    np.save(folder / "token_bytes.npy", np.arange(499))
-    with pytest.raises(DataError, match="token_bytes.npy"):
-        Data(folder).token_bytes
+    for wrong in (np.arange(499), np.arange(500) - 1, np.arange(500) / 2):
+        np.save(folder / "token_bytes.npy", wrong)
+        with pytest.raises(DataError, match="token_bytes.npy"):
+            Data(folder).token_bytes
 
 
 def test_ids_beyond_the_vocabulary(tmp_path, monkeypatch):
@@ -327,6 +331,8 @@ def test_ids_beyond_the_vocabulary(tmp_path, monkeypatch):
     (meta_of({"train_000000.bin": 4, "val_000000.bin": 3}, vocab_size="257"), "meta.json: broken"),
     (meta_of({"train_000000.bin": 4, "val_000000.bin": 3}, vocab_size=70000), "meta.json: broken"),
     (meta_of({}) | {"shards": ["train_000000.bin"]}, "meta.json: broken"),
+    (meta_of({"train_000000.bin": "4", "val_000000.bin": 3}), "meta.json: broken"),
+    (meta_of({"train_000000.bin": 4, "val_000000.bin": 3}, tokenizer="../own.tiktoken"), "no file of the folder"),
     (meta_of({"train_000000.bin": 4, "train_000001.bin": 4, "val_000000.bin": 3}), "train_000001.bin: is in meta.json but not in the folder"),
     (meta_of({"train_000000.bin": 4}), "val_000000.bin: is in the folder but not in meta.json"),
     (meta_of({"train_000000.bin": 5, "val_000000.bin": 3}), "meta.json says 5 tokens, the shard holds 4"),
