@@ -247,6 +247,9 @@ def main(argv):
 
     # ---- ranks, device, precision
     world, rank, ranked = 1, 0, "RANK" in os.environ                        # ranked: started by torchrun
+    lost = [name for name in ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if ranked and name not in os.environ]
+    if lost:
+        stop(f"RANK is set in the environment but {lost[0]} is not: start many processes with torchrun, or one without RANK")
     wants_cuda = opt.device == "auto" and torch.cuda.is_available() or opt.device.startswith("cuda")
     try:
         device = models.find_device(f"cuda:{os.environ['LOCAL_RANK']}" if ranked and wants_cuda else opt.device)

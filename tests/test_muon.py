@@ -90,6 +90,51 @@ def test_a_stack_equals_one_by_one_and_the_definition(second_moment):
         torch.testing.assert_close(stacked[i].detach(), p, atol=1e-10, rtol=0)
 
 
+class Ranks:
+    """Stands for torch.distributed on `world` ranks that take their steps one after the other."""
+
+    def __init__(self, world):
+        self.world, self.rank, self.sent = world, 0, {}
+
+    is_initialized = staticmethod(lambda: True)
+    get_world_size = lambda self: self.world
+    get_rank = lambda self: self.rank
+
+    def all_gather_into_tensor(self, out, mine):
+        self.sent[self.rank] = mine.clone()
+        assert out.shape == (self.world * len(mine),)
+        out.copy_(torch.cat([self.sent.get(r, torch.full_like(mine, math.nan)) for r in range(self.world)]))
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 9])
+@pytest.mark.parametrize("dtype", [None, torch.float32])
+def test_the_work_is_dealt_to_the_ranks(world, dtype, monkeypatch):
+    """Every rank ends with the weights of a single one, moved by every rank's share; 9 ranks are more than the matrices."""
+    def matrices():
+        g, out = torch.Generator().manual_seed(0), []
+        for shape in [(8, 8)] * 3 + [(6, 4)] + [(4, 10)] * 3:
+            out.append(nn.Parameter(torch.randn(shape, generator=g, dtype=torch.float64)))
+            out[-1].grad = torch.randn(shape, generator=g, dtype=torch.float64)
+        return out
+
+    alone = matrices()
+    muon.Muon(alone, 0.1, 0.1, second_moment=0.9, dtype=dtype).step()
+    ranks, made = Ranks(world), []
+    monkeypatch.setattr(muon, "dist", ranks)
+    monkeypatch.setattr(muon, "polar_express", lambda G, plain=muon.polar_express: (made.append(len(G)), plain(G))[1])
+    for _ in range(2):                                                 # in the second round every share is there
+        made.clear()
+        for ranks.rank in range(world):
+            mine = matrices()
+            muon.Muon(mine, 0.1, 0.1, second_moment=0.9, dtype=dtype).step()
+    assert sum(made) == 7 and max(made) <= -(-7 // world)
+    for ranks.rank in range(world):
+        mine = matrices()
+        muon.Muon(mine, 0.1, 0.1, second_moment=0.9, dtype=dtype).step()
+        for p, q in zip(mine, alone):
+            torch.testing.assert_close(p, q, atol=1e-12 if dtype is None else 1e-6, rtol=0)
+
+
 def test_cautious_decay_by_hand():
     """An update of +1 / -1 on a diagonal: decay acts only where update and weight have the same sign."""
     p = nn.Parameter(torch.tensor([[2.0, 0.0], [0.0, 4.0]]))

@@ -250,6 +250,12 @@ def test_two_ranks_see_the_same_batch(data, tmp_path):
             assert abs(a["loss"] - b["loss"]) < 1e-5 and abs(a[other] - b[other]) < 1e-4
 
 
+def test_half_a_torchrun_is_refused(data, tmp_path):
+    env = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    done = subprocess.run(command("train.py", *flags(**SMALL, data=data, out=tmp_path / "x")), capture_output=True, text=True, env={**env, "RANK": "0"})
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "LOCAL_RANK" in done.stderr and not (tmp_path / "x").exists()
+
+
 def test_eval_and_sample(whole, data, tmp_path):
     done = run("eval.py", whole, "--tokens", 500, "--json", tmp_path / "e.json")
     assert done.returncode == 0, done.stderr
