@@ -210,12 +210,14 @@ def git_state():
         return None
 
 
-def load_optimizer(opt, state):
-    """Takes the state of every parameter from a checkpoint; rates and the like are those of the options. ValueError if it is
-    not what a step of the optimizer leaves."""
+def load_optimizer(opt, state, step):
+    """Takes the state of every parameter from the checkpoint of `step`; rates and the like are those of the options.
+
+    Raises an error unless it is what so many steps of the optimizer leave.
+    """
     params = [p for group in opt.param_groups for p in group["params"]]
     opt.load_state_dict({**opt.state_dict(), "state": state})
-    if state and (set(opt.state) != set(params) or len({frozenset(s) for s in opt.state.values()}) > 1):
+    if step and (set(opt.state) != set(params) or len({frozenset(s) for s in opt.state.values()}) > 1):
         raise ValueError("optimizer state is missing")
     for p in opt.state:
         for t in opt.state[p].values():
@@ -324,7 +326,7 @@ def main(argv):
         try:
             model.load_state_dict(checkpoint["model"])
             for o, saved_state in zip(opts, checkpoint["optimizers"], strict=True):
-                load_optimizer(o, saved_state["state"])
+                load_optimizer(o, saved_state["state"], start)
             torch.set_rng_state(checkpoint["rng"])
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as e:
             stop(f"{run}/ckpt.pt does not fit models/{opt.model}.py: {models.one_line(e)}")

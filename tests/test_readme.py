@@ -1,10 +1,13 @@
 """What the README states about the code is true."""
 import difflib
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 
+import bench
 import models
 
 ROOT = Path(__file__).parent.parent
@@ -34,3 +37,16 @@ def test_install_lines_match_the_requirements():
     assert "pip install -r requirements.txt && python train.py\npip install -r requirements-dev.txt && python -m pytest\n" in README
     hard = {re.split(r"[=<>]", line)[0] for line in (ROOT / "requirements.txt").read_text().split()}
     assert hard == {"torch", "numpy", "tiktoken", "tqdm"}
+
+
+def test_what_many_gpus_hold_and_send():
+    shapes = {"450M": models.PRESETS["exo-450m"], "1.4B": models.PRESETS["mudd-1.4b"],
+              "7B": dict(n_layer=32, d_model=4096, n_head=32, d_ff=11008, vocab_size=50304)}
+    known = {f.name for f in fields(models.module("gpt").Config)}
+    for label, shape in shapes.items():
+        with torch.device("meta"):
+            model = models.build("gpt", **{key: value for key, value in shape.items() if key in known})
+        for world in (1, 8, 64):
+            muon, adamw = (bench.across(model, world, optimizer, "bf16") for optimizer in ("muon", "adamw"))
+            numbers = [muon["held"], adamw["held"], adamw["held"] / world, muon["gradients"], muon["updates"]]
+            assert f"| {label} | {world} | " + " | ".join(f"{x / 2 ** 30:.1f}" for x in numbers) + " |" in README
