@@ -466,7 +466,7 @@ def main(argv):
                 if isinstance(o, muon.Muon):
                     group["momentum"] = muon.momentum_at(step, opt.max_steps)
             o.step()
-            o.zero_grad(set_to_none=True)
+            o.zero_grad(set_to_none=not ranked)                             # of several ranks: they live in DDP's buckets
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds, lr = time.perf_counter() - began, opts[0].param_groups[0]["lr"]

@@ -283,7 +283,7 @@ def worker(orders, dtype):
     """One rank of ranks(): several runs of train.py in one process, one after the other.
 
     An order: argv, and copy: {step: folder to copy the run to when that step is saved}. Writes ORDERS.RANK.json: for each
-    order the bytes sent from one step to the next, and the bytes held between steps.
+    order the bytes sent from one step to the next, and the bytes held before the last micro-step.
     """
     rank, done = int(os.environ.get("RANK", 0)), []
     torch.set_default_dtype(getattr(torch, dtype))
@@ -297,8 +297,8 @@ def worker(orders, dtype):
         before = allocated()
 
         def watched(self, step, *words):
-            if step not in sent:                                                # the first micro-step
-                sent[step], held[step] = bytes_sent(), allocated() - before
+            sent.setdefault(step, bytes_sent())                                 # before the first micro-step
+            held[step] = allocated() - before                                   # before the last: with gradients
             return batch(self, step, *words)
 
         def copy(path):
@@ -309,7 +309,8 @@ def worker(orders, dtype):
         data_prep.Data.batch = watched
         with watching(copy):
             inside(order["argv"])
-        done.append({"sent": [sent[b] - sent[a] for a, b in itertools.pairwise(sorted(sent))], "held": min(held[step] for step in held if step >= 2)})
+        done.append({"sent": [sent[b] - sent[a] for a, b in itertools.pairwise(sorted(sent))],
+                     "held": min(held[step] for step in held if step >= 2)})
     Path(f"{orders}.{rank}.json").write_text(json.dumps(done))
     if dist.is_initialized():
         dist.barrier()
@@ -338,7 +339,8 @@ def ranks(folder, names, dtype, measured, **shape):
 
     def order(name, kind, copy=None, **changes):
         changes = changes or shape
-        argv = flags(**{**RUN, "eval_every": steps, "save_every": third, "data": data, "model": name, **changes}, out=folder / f"{name} {kind}")
+        argv = flags(**{**RUN, "eval_every": steps, "save_every": third, "micro_batch": 2, "data": data, "model": name, **changes},
+                     out=folder / f"{name} {kind}")
         return {"argv": argv, "copy": {str(third): str(folder / f"{name} {copy}")} if copy else {}}
 
     def resume(name, kind, copy=None):
@@ -348,10 +350,10 @@ def ranks(folder, names, dtype, measured, **shape):
     def large(kind):                                                            # as many micro-steps as there can be
         return [order(name, kind, max_steps=6, save_every=6, micro_batch=1, d_model=384, d_ff=1024) for name in measured]
 
-    told = {2: give(2, folder, dtype, large("large 2") + [order(name, "2", "2, 1") for name in names])}
+    told = {2: give(2, folder, dtype, [order(name, "2", "2, 1") for name in names] + large("large 2"))}
     give(1, folder, dtype, [order(name, "1") for name in names] + [resume(name, "2, 1", "2, 1, 2") for name in names])
     give(2, folder, dtype, [resume(name, "2, 1, 2") for name in names])
-    told[4] = give(4, folder, dtype, large("large 4") + [order(name, "4") for name in names])
+    told[4] = give(4, folder, dtype, [order(name, "4") for name in names] + large("large 4"))
     for name in names:
         one, val = (np.array(logged(folder / f"{name} 1", kind, "loss")) for kind in ("train", "val"))
         for kind in ("2", "4", "2, 1", "2, 1, 2"):
@@ -362,9 +364,10 @@ def ranks(folder, names, dtype, measured, **shape):
     for i, name in enumerate(measured):
         for world, answers in told.items():
             formula = bench.across(models.load(folder / f"{name} large {world}")[0], world, "muon", "fp32")
-            sent = max(np.median(answer["sent"]) for answer in answers[i])
+            each = answers[len(names) + i]                                      # rank; the runs before have filled torch's caches
+            sent = max(np.median(answer["sent"]) for answer in each)
             sizes.append((name, world, "sent per step", size * (formula["gradients"] + formula["updates"]), sent))
-            sizes.append((name, world, "held", size * formula["held"], max(answer["held"] for answer in answers[i])))
+            sizes.append((name, world, "held", size * formula["held"], max(answer["held"] for answer in each)))
     return losses, sizes
 
 
