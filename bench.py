@@ -347,8 +347,11 @@ def main(argv):
     if args.profile and len(args.models or ()) != 1:
         parser.error("--profile takes one model: add --models NAME")
     for path in filter(None, (args.json, args.profile)):
-        if Path(path).is_dir() or not Path(path).resolve().parent.is_dir():
-            parser.error(f"{path} cannot be written: it is a folder, or its folder does not exist")
+        try:
+            if Path(path).is_dir() or not Path(path).resolve().parent.is_dir():
+                parser.error(f"{path} cannot be written: it is a folder, or its folder does not exist")
+        except OSError as e:
+            parser.error(f"{path} cannot be written: {e.strerror}")
 
     shape = {**SHAPE, **models.PRESETS[args.preset]} if args.preset else dict(SHAPE)
     shape |= {name: getattr(args, name) for name in FLAGS if getattr(args, name) is not None}

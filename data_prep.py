@@ -191,7 +191,7 @@ class Data:
 
     def __init__(self, path, check_ids: bool = True):
         self.path = path = Path(path)
-        if not path.is_dir():
+        if not os.path.isdir(path):
             raise DataError(f"{path}: no such data folder: make it with python data_prep.py (stdlib, fineweb-edu or text)")
         self.meta = self.read_meta()
         recorded = self.meta.get("shards")
@@ -325,7 +325,7 @@ def in_val(key, frac):
 
 
 def check_free(out):
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+    if os.path.exists(out) and not (out.is_dir() and not any(out.iterdir())):
         raise DataError(f"{out}: exists already: delete it or choose another --name or --out")
 
 
@@ -484,7 +484,7 @@ def prepare_stdlib(out="data/stdlib", tokenizer="byte") -> dict:
     that is there already is used as it is. Raises DataError without sources or if `out` is something else.
     """
     out = Path(os.path.realpath(out))
-    if not (out / "meta.json").exists():
+    if not os.path.exists(out / "meta.json"):
         check_free(out)
         root = Path(sysconfig.get_paths()["stdlib"])
         skip = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "__pycache__"}
@@ -505,7 +505,7 @@ def prepare_stdlib(out="data/stdlib", tokenizer="byte") -> dict:
             with new_folder(out) as tmp:
                 fill_folder(tmp, tqdm(texts, desc="standard library", unit=" files", disable=None, leave=False), tokenizer, source, 0.05)
         except DataError:
-            if not (out / "meta.json").exists():                                                # else another process was first
+            if not os.path.exists(out / "meta.json"):                                                # else another process was first
                 raise
     data = Data(out)
     if data.meta["tokenizer"] != (tokenizer if tokenizer in ("gpt2", "byte") else "tokenizer.tiktoken"):
@@ -662,7 +662,7 @@ def main():
     began = time.perf_counter()
     try:
         if args.command == "stdlib":
-            if (Path(args.out) / "meta.json").exists():
+            if os.path.exists(f"{args.out}/meta.json"):
                 print(f"{args.out} is there already")
             meta = prepare_stdlib(args.out, args.tokenizer)
         elif args.command == "fineweb-edu":

@@ -5,6 +5,7 @@ all of them: building, loading a run, scoring text, and the papers' presets.
 """
 import argparse
 import math
+import os
 import runpy
 import typing
 from dataclasses import fields
@@ -60,7 +61,7 @@ CHECKPOINT = {  # where in it: {key: type}; the rest are the options, the model'
 def read_checkpoint(run_dir):
     """The checkpoint of a run folder as plain tensors and builtins. ValueError, one line, if there is no good one."""
     path = Path(run_dir) / "ckpt.pt"
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ValueError(f"{path} does not exist: {run_dir} is not the folder of a run that has saved")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
