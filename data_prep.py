@@ -4,6 +4,7 @@
     python data_prep.py fineweb-edu --shards 10                     public GPT-2 tokens, 100M a shard
     python data_prep.py text FILES... --name X --tokenizer gpt2     own .txt or .jsonl, plain, .gz or .xz
     python data_prep.py text FILES... --name X --train_bpe 8192     the same, with a vocabulary of its own
+    python data_prep.py mqar                                        synthetic: associative recall
 
 A data folder holds shards `train_000000.bin ...`, `val_000000.bin ...`, `meta.json` (tokenizer, counts, sha256 of each
 shard, source) and `token_bytes.npy`. A shard is a header of 256 int32 and then uint16 tokens, all little-endian (the format
@@ -142,6 +143,42 @@ def load_tokenizer(name) -> tiktoken.Encoding:
     if len(ranks) >= MAX_VOCAB:
         raise DataError(f"{name}: {len(ranks):,} ranks and end-of-text do not fit in uint16 tokens: at most {MAX_VOCAB - 1:,}")
     return tiktoken.Encoding(Path(name).stem, pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens={EOT: len(ranks)})
+
+
+def run_tokenizer(run, config) -> tiktoken.Encoding:
+    """The tokenizer of a run folder with this config: its own file if it has one, else gpt2 or byte.
+
+    tokenizer.json, in folders that convert.py made, is read by the package tokenizers. Raises DataError.
+    """
+    for name, load in (("tokenizer.tiktoken", load_tokenizer), ("tokenizer.json", JsonTokenizer)):
+        if (Path(run) / name).is_file():
+            return load(Path(run) / name)
+    return load_tokenizer(config["tokenizer"])
+
+
+class JsonTokenizer:
+    """A tokenizer.json of Hugging Face with the four members of a tiktoken.Encoding that we use."""
+
+    def __init__(self, path):
+        try:
+            import tokenizers
+        except ImportError:
+            raise DataError(f"{path} needs the package tokenizers: pip install tokenizers") from None
+        try:
+            self.inner = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as e:                                          # it raises bare Exceptions
+            raise DataError(f"{path}: not a tokenizer.json: {e}") from None
+        self.n_vocab = self.inner.get_vocab_size()
+        found = [self.inner.token_to_id(name) for name in (EOT, "<|end_of_text|>", "</s>")]
+        if all(i is None for i in found):
+            raise DataError(f"{path}: no end-of-text token ({EOT}, <|end_of_text|> or </s>)")
+        self.eot_token = next(i for i in found if i is not None)
+
+    def encode_ordinary(self, text):
+        return self.inner.encode(text, add_special_tokens=False).ids
+
+    def decode(self, tokens):
+        return self.inner.decode(tokens, skip_special_tokens=False)
 
 
 def token_bytes(tokenizer) -> np.ndarray:
@@ -513,6 +550,32 @@ def prepare_stdlib(out="data/stdlib", tokenizer="byte") -> dict:
     return data.meta
 
 
+def mqar_example(rng, n_pairs, eot):
+    """int64 (1 + 4 n_pairs,): end-of-text, n pairs of a key and a value, then each pair once more in another order.
+
+    A key is one of the ids 0 ... 127, all different; a value one of 128 ... 255. In the second half each value follows from its key.
+    """
+    pairs = np.stack((rng.permutation(128)[:n_pairs], rng.integers(128, 256, n_pairs)), axis=1)
+    return np.concatenate(([eot], pairs.ravel(), rng.permutation(pairs).ravel()))
+
+
+def prepare_mqar(out, n_tokens=8_000_000) -> dict:
+    """Multi-query associative recall as a data folder of "byte" ids: examples of 4, 8, 16 or 32 pairs; returns its meta.json."""
+    out = Path(os.path.realpath(out))
+    check_free(out)
+    with new_folder(out) as tmp:
+        encoding, writers = load_tokenizer("byte"), {split: Writer(tmp, split, SHARD_TOKENS) for split in ("train", "val")}
+        for split, amount, seed in (("train", n_tokens, 0), ("val", n_tokens // 40, 1)):
+            rng = np.random.default_rng((0, seed))
+            while writers[split].tokens < amount:
+                writers[split].add(mqar_example(rng, rng.choice((4, 8, 16, 32)), encoding.eot_token))
+            while writers[split].fill:
+                writers[split].flush()
+        splits = {split: {"tokens": w.tokens, "bytes": w.tokens - w.documents, "documents": w.documents} for split, w in writers.items()}
+        return write_meta(tmp, "byte", encoding.n_vocab, token_bytes(encoding), splits, writers["train"].shards | writers["val"].shards,
+                          "multi-query associative recall")
+
+
 def prepare_text(files, out, tokenizer="gpt2", n_vocab=None, val_frac=0.01, val_files=(), field="text", shard_tokens=SHARD_TOKENS) -> dict:
     """Text files (see documents()) as a data folder; returns its meta.json.
 
@@ -639,7 +702,7 @@ def fetch_shard(url, part):
 
 def main():
     parser = models.Parser("data_prep.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="stdlib | text | fineweb-edu")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="stdlib | text | fineweb-edu | mqar")
     add = lambda name, text: commands.add_parser(name, help=text, description=text, allow_abbrev=False)
     p = add("stdlib", "the running Python's standard-library sources, without its tests")
     p.add_argument("--out", default="data/stdlib", help="folder to make (%(default)s)")
@@ -658,6 +721,8 @@ def main():
     p.add_argument("--shards", type=int, required=True, help="train shards to have, 1 to 99")
     p.add_argument("--out", default="data/fineweb-edu", help="folder to make or to extend (%(default)s)")
     p.add_argument("--url", default=FINEWEB_URL, help="folder of the shards: the hub, or a mirror of it (%(default)s)")
+    p = add("mqar", "synthetic: multi-query associative recall, for eval.py --tasks mqar")
+    p.add_argument("--out", default="data/mqar", help="folder to make (%(default)s)")
     args = parser.parse_args()
     began = time.perf_counter()
     try:
@@ -665,6 +730,8 @@ def main():
             if os.path.exists(f"{args.out}/meta.json"):
                 print(f"{args.out} is there already")
             meta = prepare_stdlib(args.out, args.tokenizer)
+        elif args.command == "mqar":
+            meta = prepare_mqar(args.out)
         elif args.command == "fineweb-edu":
             meta = download_fineweb_edu(args.out, args.shards, args.url)
         else:

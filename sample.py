@@ -1,7 +1,6 @@
 """Text from a trained model:   python sample.py runs/gpt-tiny --prompt "import os" """
 import argparse
 import sys
-from pathlib import Path
 
 import torch
 
@@ -28,8 +27,7 @@ def main():
     try:
         device = models.find_device(args.device)
         model, config = models.load(args.run, device)
-        own = Path(args.run) / "tokenizer.tiktoken"
-        tokenizer = data_prep.load_tokenizer(own if own.exists() else config["tokenizer"])
+        tokenizer = data_prep.run_tokenizer(args.run, config)
         prompt = [tokenizer.eot_token, *tokenizer.encode_ordinary(args.prompt)]     # documents start with end-of-text
         idx = torch.tensor([prompt] * args.n, device=device)
         generator = torch.Generator(device).manual_seed(args.seed)

@@ -1,0 +1,316 @@
+"""eval.py's benchmarks: log-likelihoods and continuations against brute force, the tables, associative recall."""
+import base64
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("lm_eval")
+
+from lm_eval.api.instance import Instance  # noqa: E402
+
+import data_prep  # noqa: E402
+import eval as eval_py  # noqa: E402
+import models  # noqa: E402
+
+ROOT = Path(__file__).parent.parent
+SHAPE = dict(vocab_size=300, n_layer=3, n_head=4, n_kv_head=2, d_model=32, d_ff=64, max_len=48)
+
+
+def save_run(folder, name, tokenizer="byte", **options):
+    """A run folder with a random model in which no parameter is at its initial value."""
+    torch.manual_seed(0)
+    model = models.build(name, **{**SHAPE, **options})
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * (0.2 if p.ndim > 1 else 0.1))
+    config = {"model": name, "model_config": vars(model.config), "options": {"preset": "tiny", "seq_len": 32, "dtype": "fp32"},
+              "tokenizer": tokenizer, "data": {"path": "gone", "fingerprint": ""}}
+    folder.mkdir()
+    torch.save({"model": model.state_dict(), "optimizers": [], "step": 7, "tokens": 70, "rng": torch.get_rng_state(),
+                "config": config, "tokenizer": tokenizer}, folder / "ckpt.pt")
+    return folder
+
+
+def instances(kind, *arguments):
+    return [Instance(request_type=kind, doc={}, arguments=pair, idx=i) for i, pair in enumerate(arguments)]
+
+
+def brute_force(model, context, continuation, seq_len):
+    """(log-likelihood, greedy) of token lists: one token after the other, no batch, no cache, float64."""
+    model, total, greedy = model.double(), 0.0, True
+    both = (context + continuation)[-(seq_len + 1):]
+    for at in range(len(both) - len(continuation), len(both)):
+        logp = model(torch.tensor([both[:at]]))[0][0, -1].log_softmax(-1)
+        total += logp[both[at]].item()
+        greedy &= int(logp.argmax()) == both[at]
+    return total, greedy
+
+
+PAIRS = [("Question: why?\nAnswer:", " because"), ("Question: why?\nAnswer:", " no"), ("Question: why?\nAnswer:", "!"), ("a", "b"),
+         ("Trailing space ", "word"), ("", "no context"), ("Query: why so?\nAnswer:", " yes"), ("z" * 60, "cut off on the left"),
+         ("z" * 60, "."), ("x", "y" * 48), ("ü", "ßé"), ("Question: why?\nAnswer:", " no")]
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_loglikelihood(name, tmp_path):
+    lm = eval_py.HarnessLM(save_run(tmp_path / "run", name), device="cpu")
+    model = models.load(tmp_path / "run")[0]
+    wanted = []
+    for context, continuation in PAIRS:
+        bare = context.rstrip(" ")                                          # the space belongs to the continuation
+        continuation = context[len(bare):] + continuation
+        wanted.append(brute_force(model, list(bare.encode()) or [256], list(continuation.encode()), 48))
+    for batch_tokens in (1, 100, 16384):
+        lm.batch_tokens = batch_tokens
+        found = lm.loglikelihood(instances("loglikelihood", *PAIRS), disable_tqdm=True)
+        assert [greedy for _, greedy in found] == [greedy for _, greedy in wanted]
+        assert np.abs(np.array(found)[:, 0] - np.array(wanted)[:, 0]).max() < 1e-4
+
+
+def test_greedy_is_seen(tmp_path):
+    lm = eval_py.HarnessLM(save_run(tmp_path / "run", "gpt", vocab_size=257), device="cpu")
+    idx = torch.tensor([list(b"abc")])
+    best = models.load(tmp_path / "run")[0].generate(idx, 3, temperature=0)[0, 3:].tolist()
+    other = [*best[:2], (best[2] + 1) % 256]
+    requests = [(None, list(b"abc"), best), (None, list(b"abc"), other), (None, list(b"abc"), best[:1])]
+    assert [greedy for _, greedy in lm._loglikelihood_tokens(requests, disable_tqdm=True)] == [True, False, True]
+
+
+def test_a_shared_context_is_read_once(tmp_path):
+    lm = eval_py.HarnessLM(save_run(tmp_path / "run", "gpt"), device="cpu")
+    seen = []
+    lm.model.register_forward_pre_hook(lambda module, inputs: seen.append(tuple(inputs[0].shape)))
+    lm.loglikelihood(instances("loglikelihood", *[("1234567890", f" {i}{i}") for i in range(4)], ("0987654321", " 5")), disable_tqdm=True)
+    assert seen == [(2, 10), (5, 2)]                                        # two contexts, then what all five add but the last token
+
+
+def test_tokens_at_the_boundary(tmp_path):
+    """A token may not span context and continuation; a continuation is what the whole text has after the context's tokens."""
+    folder = save_run(tmp_path / "run", "gpt", tokenizer="tokenizer.tiktoken")
+    merges = [bytes([i]) for i in range(256)] + [b"th", b" th", b" the", b"re"]
+    (folder / "tokenizer.tiktoken").write_bytes(b"".join(base64.b64encode(m) + b" %d\n" % i for i, m in enumerate(merges)))
+    lm, model = eval_py.HarnessLM(folder, device="cpu"), models.load(folder)[0]
+    assert lm.tok_encode("a there") == [97, 258, 259]
+    for context, continuation, split in (("a ", "there", ([97], [258, 259])), ("a", " there", ([97], [258, 259])),
+                                         ("a the", "re", ([97, 258], [259]))):
+        found = lm.loglikelihood(instances("loglikelihood", (context, continuation)), disable_tqdm=True)[0]
+        assert found[0] == pytest.approx(brute_force(model, *split, 48)[0], abs=1e-4)
+
+
+def test_rolling(tmp_path):
+    """Every token once: the first window after end-of-text, the later ones with as much context as a window has room for."""
+    lm = eval_py.HarnessLM(save_run(tmp_path / "run", "resformer"), device="cpu", seq_len=16)
+    model, texts = models.load(tmp_path / "run")[0], ["short", "", "exactly 16 bytes", "a longer text, of three windows and a bit"]
+    wanted = []
+    for text in texts:
+        tokens, total = [256, *text.encode()], 0.0
+        for start in range(1, len(tokens), 16):
+            end = min(start + 16, len(tokens))
+            total += brute_force(model, tokens[max(0, end - 17):start], tokens[start:end], 16)[0]
+        wanted.append(total)
+    found = lm.loglikelihood_rolling(instances("loglikelihood_rolling", *[(text,) for text in texts]), disable_tqdm=True)
+    assert found == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_generate_until(name, tmp_path):
+    lm = eval_py.HarnessLM(save_run(tmp_path / "run", name, vocab_size=257), device="cpu")
+    model = models.load(tmp_path / "run")[0].double()
+
+    def greedy(text, n):
+        tokens = list(text.encode())[-(48 - n):] or [256]
+        for _ in range(n):
+            tokens.append(int(model(torch.tensor([tokens]))[0][0, -1].argmax()))
+        new = tokens[-n:]
+        return lm.text(new[:new.index(256)] if 256 in new else new)
+
+    contexts = ["once upon", "a time..", "q" * 70, "", "once upon"]
+    whole = [greedy(context, 8) for context in contexts]
+    stop = whole[0][3:5]
+    options = [{"max_gen_toks": 8, "until": []}, {"max_gen_toks": 8}, {"max_gen_toks": 8, "do_sample": False, "temperature": 0.0},
+               {"max_gen_toks": 8, "until": "\n\n\n"}, {"max_gen_toks": 8, "until": [stop, "never"]}]
+    whole[4] = whole[4][:whole[4].index(stop)]
+    for batch_tokens in (1, 16384):
+        lm.batch_tokens = batch_tokens
+        assert lm.generate_until(instances("generate_until", *zip(contexts, options)), disable_tqdm=True) == whole
+
+
+def test_what_cannot_be_done(tmp_path, monkeypatch):
+    lm = eval_py.HarnessLM(save_run(tmp_path / "run", "gpt"), device="cpu")
+    with pytest.raises(ValueError, match="sampling"):
+        lm.generate_until(instances("generate_until", ("a", {"do_sample": True})), disable_tqdm=True)
+    with pytest.raises(ValueError, match="49 tokens: 1 to 48"):
+        lm.loglikelihood(instances("loglikelihood", ("a", "b" * 49)), disable_tqdm=True)
+    with pytest.raises(ValueError, match="longer than max_len 48"):
+        eval_py.HarnessLM(tmp_path / "run", seq_len=49)
+    monkeypatch.setattr(eval_py, "lm_eval", None)
+    for call in (lambda: eval_py.HarnessLM(tmp_path / "run"), lambda: eval_py.task_names(["exo"], None)):
+        with pytest.raises(ValueError, match="pip install lm_eval"):
+            call()
+
+
+# ------------------------------------------------------------------------------------------------------- the command line
+
+TASK = """task: NAME
+dataset_path: json
+dataset_kwargs: {data_files: {test: ITEMS}}
+output_type: multiple_choice
+test_split: test
+fewshot_split: test
+doc_to_text: "Q: {{question}}\\nA:"
+doc_to_target: "{{label}}"
+doc_to_choice: "{{choices}}"
+metric_list:
+  - {metric: acc, aggregation: mean, higher_is_better: true}
+  - {metric: acc_norm, aggregation: mean, higher_is_better: true}
+"""
+ITEMS = [{"question": f"{i} and {i + 1}", "choices": [f"{2 * i + 1}", "several", "x" * (i % 5 + 1)], "label": i % 3} for i in range(12)]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with two runs and a task folder that has a small task under the names of exo's six."""
+    folder = tmp_path_factory.mktemp("place")
+    for name in ("gpt", "satformer"):
+        save_run(folder / name, name)
+    (folder / "tasks").mkdir()
+    (folder / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in ITEMS))
+    for task in ("mine", *(task for task, _ in eval_py.GROUPS["exo"][1].values())):
+        (folder / "tasks" / f"{task}.yaml").write_text(TASK.replace("NAME", task).replace("ITEMS", str(folder / "items.jsonl")))
+    return folder
+
+
+def run_eval(place, *words):
+    return subprocess.run([sys.executable, str(ROOT / "eval.py"), *words, "--device", "cpu"], cwd=place, capture_output=True, text=True,
+                          env={**os.environ, "HF_HOME": str(place / "hf"), "HF_HUB_OFFLINE": "1"})
+
+
+def test_tables(place):
+    done = run_eval(place, "gpt", "satformer", "--tasks", "exo,mine,mqar", "--task_dir", "tasks", "--num_fewshot", "0", "--json", "rows.json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((place / "rows.json").read_text())
+    assert rows == [json.loads((place / name / "eval.jsonl").read_text()) for name in ("gpt", "satformer")]
+    heads = [line.split() for line in done.stdout.splitlines() if not line.startswith(("gpt", "satformer"))]
+    assert heads[0] == ["exo,", "0-shot", "ARC-c", "ARC-e", "Hella.", "OBQA", "PIQA", "Wino.", "Avg."]
+    for name, row in zip(("gpt", "satformer"), rows):
+        model, right, normed = models.load(place / name)[0], [], []
+        for item in ITEMS:
+            context = list(f"Q: {item['question']}\nA:".encode())
+            scores = [brute_force(model, context, list(f" {choice}".encode()), 48)[0] for choice in item["choices"]]
+            right.append(np.argmax(scores) == item["label"])
+            normed.append(np.argmax([s / len(c) for s, c in zip(scores, item["choices"])]) == item["label"])
+        exo, mine = row["tables"]["exo, 0-shot"], row["tables"]["tasks, 0-shot"]
+        error = 100 * np.std(normed, ddof=1) / math.sqrt(12)
+        assert exo["PIQA"] == exo["ARC-c"] == mine["mine acc_norm"] == {"value": pytest.approx(100 * np.mean(normed)),
+                                                                        "stderr": pytest.approx(error)}
+        assert exo["Wino."]["value"] == mine["mine acc"]["value"] == pytest.approx(100 * np.mean(right))
+        assert exo["Avg."]["value"] == pytest.approx((5 * 100 * np.mean(normed) + 100 * np.mean(right)) / 6)
+        assert row["step"] == 7 and set(row["tables"]["mqar"]) == {"MQAR 4", "MQAR 8"}
+
+
+@pytest.mark.parametrize("words, message", [
+    ("gpt --tasks mine,nonsense --task_dir tasks", "no task 'nonsense' in tasks; groups are exo, sat, mudd, recall and mqar"),
+    ("gpt --tasks sat --task_dir tasks", "no task 'wikitext' in tasks"),
+    ("gpt --tasks mine --task_dir nowhere", "--task_dir nowhere is not a folder"),
+    ("gpt --tasks= --task_dir tasks", "no task ''"),
+    ("gpt none --tasks mqar", "none/ckpt.pt does not exist"),
+    ("gpt --tasks mine --task_dir tasks --data x", "--data and --tokens are for the validation split"),
+    ("gpt --tasks mine --task_dir tasks --limit 0", "--limit must be at least 1"),
+    ("gpt --tasks mine --num_fewshot -1", "--num_fewshot must be at least 0"),
+    ("gpt --tasks mine --task_dir tasks --seq_len 49", "longer than max_len 48"),
+    ("gpt --tasks broken --task_dir broken", "the data of broken cannot be had"),
+    ("gpt --tasks worse --task_dir broken", "worse cannot be loaded"),
+])
+def test_mistakes(place, words, message, monkeypatch, capsys):
+    (place / "broken").mkdir(exist_ok=True)
+    (place / "broken" / "broken.yaml").write_text(TASK.replace("NAME", "broken").replace("ITEMS", "gone.jsonl"))
+    (place / "broken" / "worse.yaml").write_text(TASK.replace("NAME", "worse").replace("ITEMS", str(place / "items.jsonl")).replace("multiple_choice", "unheard_of"))
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "argv", ["eval.py", *words.split(), "--device", "cpu"])
+    with pytest.raises(SystemExit) as end:
+        eval_py.main()
+    last = capsys.readouterr().err.strip().split("\n")[-1]
+    assert end.value.code == 2 and last.startswith("eval.py: error: ") and message in last
+
+
+def test_no_network(place):
+    done = run_eval(place, "gpt", "--tasks", "piqa,drop_completion")
+    last = done.stderr.strip().split("\n")[-1]
+    assert done.returncode == 2 and last.startswith("eval.py: error: the data of piqa, drop_completion cannot be had"), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# ------------------------------------------------------------------------------------------------------------------ recall
+
+
+def test_completion_task(place, tmp_path):
+    docs = [{"context": "Anna met [PAR] Ben.  The one she met was", "question": "The one she met was", "answers": ["Ben", "Benjamin"]},
+            {"context": "It rained in May", "question": "It rained in the month of", "answers": ["may"]}]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "validation.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in docs))
+    from lm_eval.tasks import TaskManager
+    task = TaskManager(include_defaults=False).load([eval_py.completion_task("x", str(tmp_path / "data"))])["tasks"]["x"]
+    assert [task.doc_to_text(doc) for doc in docs] == [
+        "Anna met  Ben. The one she met was", "It rained in May. It rained in the month of"]
+    assert [task.process_results(docs[0], [text])["contains"] for text in (" called BEN Smith", " Be n")] == [1.0, 0.0]
+
+    class Always(eval_py.TemplateLM):
+        eot_token_id, tok_encode, loglikelihood_rolling, _loglikelihood_tokens = 0, None, None, None
+
+        def generate_until(self, requests, disable_tqdm=False):
+            assert [request.args[1] for request in requests] == [{"until": ["\n"], "max_gen_toks": 48}] * 2
+            return [" Ben, in May", " June"]
+
+    results = eval_py.lm_eval.evaluate(Always(), task_dict={"tasks": {"x": task}, "groups": {}}, log_samples=False)
+    assert results["results"]["x"]["contains,none"] == 0.5
+
+
+def test_mqar_examples():
+    rng = np.random.default_rng(0)
+    for n in (4, 32):
+        tokens = data_prep.mqar_example(rng, n, 256).tolist()
+        first, second = (list(zip(half[::2], half[1::2])) for half in (tokens[1:1 + 2 * n], tokens[1 + 2 * n:]))
+        assert tokens[0] == 256 and len(first) == len(second) == n and sorted(first) == sorted(second) and first != second
+        assert len({key for key, _ in first}) == n and all(key < 128 <= value < 256 for key, value in first)
+
+
+class Recaller(torch.nn.Module):
+    """Answers each token with what followed the same token before; the oracle of associative recall."""
+
+    def __init__(self, wrong=0):
+        super().__init__()
+        self.config, self.wrong = models.module("gpt").Config(257, max_len=128), wrong
+
+    def forward(self, idx):
+        logits = torch.zeros(*idx.shape, 257)
+        for b, row in enumerate(idx.tolist()):
+            seen = {}
+            for t, token in enumerate(row):
+                if token in seen and not (self.wrong and t % self.wrong == 0):
+                    logits[b, t, seen[token]] = 1.0
+                if t + 1 < len(row) and token not in seen:
+                    seen[token] = row[t + 1]
+        return logits, None
+
+
+def test_mqar_scores(tmp_path, monkeypatch):
+    monkeypatch.setattr(models, "load", lambda run, device: (
+        Recaller(), {"tokenizer": "byte", "options": {"dtype": "fp32"}}))
+    assert eval_py.mqar(tmp_path, "cpu", n_examples=40) == {f"MQAR {n}": (100.0, 0.0) for n in (4, 8, 16, 32)}
+
+
+def test_mqar_data(tmp_path):
+    meta = data_prep.prepare_mqar(tmp_path / "mqar", n_tokens=20_000)
+    data = data_prep.Data(tmp_path / "mqar")
+    tokens = np.concatenate(data.shards["train"]).astype(int)
+    starts = np.flatnonzero(tokens == 256)
+    assert tokens[0] == 256 and len(starts) == meta["splits"]["train"]["documents"] and data.vocab_size == 257
+    assert set(np.diff(starts)) == {17, 33, 65, 129}
+    assert data.n_train == meta["splits"]["train"]["tokens"] >= 20_000 > data.n_val >= 500
