@@ -46,7 +46,7 @@ GROUPS = {
         "TriviaQA": ("triviaqa_completion", "contains"), "SWDE": ("swde", "contains"), "SQuAD": ("squad_completion", "contains"),
         "NQ": ("nq_completion", "contains"), "FDA": ("fda", "contains"), "DROP": ("drop_completion", "contains")}),
 }
-MQAR_PAIRS = (4, 8, 16, 32)
+MQAR_PAIRS = (4, 8, 16)
 
 
 class HarnessLM(TemplateLM):
