@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import os
+import pickle
 import re
 import shutil
 import sys
@@ -105,7 +106,8 @@ def exoformer(args, tensors):
         need(args, dynamic_mixing_hidden_dim=16)
     norms = exoformer_norms(args, tensors, streams, external)
     normed = "".join(s for s in mixed if s in norms)
-    names |= {f"anchor.norms.{s}_norm.weight": norms[s] for s in normed} | {"anchor.proj.weight": ("anchor_proj.weight", which, n)}
+    names |= {f"anchor.norms.{s}_norm.weight": norms[s] for s in normed}
+    names["anchor.proj.weight"] = "anchor_proj.weight", which, n
     return "exoformer", dict(
         config, mix_streams=mixed, norm_streams=normed, mixing="dynamic" if dynamic else "static",
         anchor="external" if external else "first_layer", granularity=setting(args, "residual_mode", str)), names, unread
@@ -199,8 +201,10 @@ def read_file(path):
             value = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except ImportError:
         raise ValueError(f"{path} needs the package safetensors: pip install safetensors") from None
-    except Exception as e:                                  # of many kinds: truncated zip, foreign file, pickled code
-        raise ValueError(f"{path} cannot be read: {models.one_line(e)}") from None
+    except pickle.UnpicklingError:
+        raise ValueError(f"{path} has more than tensors and plain values, or is damaged") from None
+    except Exception as e:                                  # of many kinds, such as a truncated zip or a foreign file
+        raise ValueError(f"{path} cannot be read: {getattr(e, 'strerror', None) or models.one_line(e)}") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds a {type(value).__name__}, not names and values")
     return value
