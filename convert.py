@@ -50,7 +50,7 @@ def need(config, **wanted):
     """ValueError for a setting that changes the function to one our models do not have; a missing one is as wanted."""
     for name, value in wanted.items():
         if config.get(name, value) != value:
-            raise ValueError(f"{name} {config[name]!r} cannot be converted, only {value!r}")
+            raise ValueError(f"{name} {repr(config[name])[:60]} cannot be converted, only {value!r}")
 
 
 def pairs(ours, theirs, table):
@@ -99,7 +99,10 @@ def exoformer(args, tensors):
         d_ff=fc1 // 2, max_len=setting(args, "block_size", int), rope_theta=setting(args, "rope_theta", float),
         norm_eps=setting(args, "rmsnorm_eps", float), tie_embeddings=tied, qk_norm=setting(args, "qk_norm", bool),
         gate="elementwise" if n == 4 else "none")
-    unread = r"smear_gate\.weight|smear_lambda|backout_lambdas|anchor_[qkvg]_norm\.weight|.*\.[vg](_res)?_norm\.weight"
+    unmixed = "|".join(s for s in streams if s not in mixed) or "-"
+    unread = rf"smear_gate\.weight|smear_lambda|backout_lambdas|anchor_({unmixed})_norm\.weight|.*\.({unmixed})_res_norm\.weight"
+    if not external:
+        unread += r"|.*\.[vg]_norm\.weight"                                        # of the later layers in model2.py
     if not mixed:
         return "gpt", config, names, unread + r"|anchor_proj\.weight|.*\.dynamic_mixing\..*"
     if dynamic:
@@ -121,9 +124,9 @@ def exoformer_norms(args, tensors, streams, external):
     such a tensor it is model1.py, unless the flags ask for neither v nor g and anchor_delta_enabled, which model.py dropped,
     is missing. Normalised anchors of q and k are the first layer's after its QK norm, so they have its gains.
     """
-    if external:
-        return {s: name for s in streams if (name := f"anchor_{s}_norm.weight") in tensors}
     at, flagged = "transformer.layers.0.attn.", [s for s in streams if setting(args, f"{s}_residual_norm_enabled", bool)]
+    if external:
+        return {s: f"anchor_{s}_norm.weight" for s in flagged}
     if at + "v_norm.weight" in tensors:
         return {s: f"{at}{s}_norm.weight" for s in streams}
     if not {at + "v_res_norm.weight", at + "g_res_norm.weight"} & set(tensors):

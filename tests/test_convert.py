@@ -424,6 +424,16 @@ def test_damaged_checkpoints(layout, monkeypatch, capsys, tmp_path):
     refused(monkeypatch, capsys, tmp_path, layout, "bad\0path")
 
 
+@pytest.mark.parametrize("changes", [{}, FIRST])
+def test_a_norm_that_the_flags_do_not_know(changes, monkeypatch, capsys, tmp_path):
+    config, tensors = obpm(**changes)
+    name = "transformer.layers.0.attn.v_res_norm.weight" if changes else "anchor_v_norm.weight"
+    without = save("exoformer", tmp_path / "a", config, {key: t for key, t in tensors.items() if key != name})
+    assert f"{name} is missing" in refused(monkeypatch, capsys, tmp_path, "exoformer", without)
+    unasked = save("exoformer", tmp_path / "b", {**config, "v_residual_norm_enabled": False}, tensors)
+    assert f"no place for 1 of its tensors: {name}" in refused(monkeypatch, capsys, tmp_path, "exoformer", unasked)
+
+
 def test_other_mistakes(monkeypatch, capsys, tmp_path):
     said = lambda *words: refused(monkeypatch, capsys, tmp_path, *words)
     folder = save("llama", tmp_path / "llama", *llama())
