@@ -17,9 +17,11 @@ Changed from gpt.py: Config, Config.__post_init__, Attention.forward, Block.__in
     Model.init_weights, Model.forward, Model.stats
 Equal to gpt.py when: ffn_realloc=False, at the start: W2 = 0 and a_i = 1 for j = i, else 0.
 Optimizer: the aggregation matrices go to AdamW, as in the paper, also beside Muon; they are not in the blocks.
-Paper and code: the code rounds K_i up to multiples of 64 and makes the last one four times as wide; here the paper's
-    sizes. Its JAX form applies norm' to R alone, by operator precedence; here to all streams. Widths are
-    rounded to multiples of 64 (code: 128). The gate of gated attention, not in the paper, reads the query input.
+Paper and code: the code makes the hidden width of the weights 64 (K_i // 64 + 1), of the last 64 (4 K_L // 64 + 1), and
+    rounds MLP widths to multiples of 128. Here the paper's K_i, and multiples of 64; released=True takes the code's
+    widths, for the released weights. Its PyTorch form rounds the rotary table to bfloat16; here it is not rounded. Its JAX
+    form applies norm' to R alone, by operator precedence; here to all streams. The gate of gated attention, not in the
+    paper, reads the query input.
 """
 import math
 from dataclasses import dataclass
@@ -54,6 +56,7 @@ class Config:
     period: int = 1                 # aggregate after every period-th block, and after the last
     dilation: int = 1               # sources are every dilation-th block output
     window: int | None = None       # sources are the last so many block outputs, and the embedding; None: all
+    released: bool = False          # widths as in the released weights: of the dynamic weights 64 (K // 64 + 1), of MLPs 128 n
 
     def __post_init__(self):
         if self.n_kv_head is None:
@@ -178,13 +181,15 @@ class MLP(nn.Module):
 class DepthWeights(nn.Module):
     """A (B, T, C, S), or (C, S) if static: how much of each of S sources goes into each of C aggregates."""
 
-    def __init__(self, c, n_aggregate, n_source):
+    def __init__(self, c, n_aggregate, n_source, last):
         super().__init__()
         self.shape, self.eps = (n_aggregate, n_source), c.norm_eps
         self.a = nn.Parameter(torch.empty(n_aggregate, n_source))
         if c.dynamic:
-            self.w1 = nn.Linear(c.d_model, n_aggregate * n_source, bias=False)
-            self.w2 = nn.Linear(n_aggregate * n_source, n_aggregate * n_source, bias=False)
+            n = n_aggregate * n_source
+            hidden = 64 * ((4 if last else 1) * n // 64 + 1) if c.released else n
+            self.w1 = nn.Linear(c.d_model, hidden, bias=False)
+            self.w2 = nn.Linear(hidden, n, bias=False)
 
     def forward(self, x):
         if not hasattr(self, "w1"):
@@ -237,7 +242,7 @@ class Aggregate(nn.Module):
         self.sources = [j for j in range(i + 1) if (i - j) % c.dilation == 0 and (not c.window or i - j < c.window)]
         if c.window and 0 not in self.sources:
             self.sources.insert(0, 0)
-        self.weights = DepthWeights(c, len(streams), len(self.sources))
+        self.weights = DepthWeights(c, len(streams), len(self.sources), last=i == c.n_layer)
         if c.pre_post_norm:
             self.post_norms = nn.ModuleDict({f"{s}_post_norm": RMSNorm(c.d_model, c.norm_eps) for s in streams})
 
@@ -259,7 +264,8 @@ class Block(nn.Module):
         self.v_in_norm = RMSNorm(c.d_model, c.norm_eps) if c.multiway and layer > 0 else None
         self.attn = Attention(c, layer)
         self.mlp_norm = RMSNorm(c.d_model, c.norm_eps)
-        d_ff = 64 * max(1, round(c.d_ff * (0.5 + layer / (c.n_layer - 1)) / 64)) if c.ffn_realloc else c.d_ff
+        n = 128 if c.released else 64
+        d_ff = n * max(1, round(c.d_ff * (0.5 + layer / (c.n_layer - 1)) / n)) if c.ffn_realloc else c.d_ff
         self.mlp = MLP(c.d_model, d_ff)
 
     def forward(self, x_q, x_k, x_v, x, rope, cache=None):

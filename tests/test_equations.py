@@ -381,7 +381,7 @@ CASES = {
     + [dict(streams=s) for s in ("kvr", "qvr", "qkr", "qkv", "qr")]
     + [dict(period=2), dict(dilation=2), dict(period=2, dilation=2), dict(window=2), dict(window=1, period=3)]
     + [dict(pre_post_norm=True, **o) for o in ({}, dict(dilation=2), dict(multiway=False, dynamic=False))]
-    + [dict(ffn_realloc=False)],
+    + [dict(ffn_realloc=False), dict(released=True), dict(released=True, multiway=False)],
     "attnres": GATED + [dict(block_size=S) for S in (2, 3, 4, 6)]
     + [dict(key_norm=False), dict(block_size=4, key_norm=False)],
 }
@@ -444,6 +444,15 @@ def test_muddformer_widths():
     for d_ff, widths in {128: [64, 128, 128, 128, 192], 256: [128, 192, 256, 320, 384], 8: [64] * 5}.items():
         p = setup("muddformer", d_ff=d_ff)[1]
         assert [len(p[f"blocks.{n}.mlp.w_up.weight"]) for n in range(5)] == widths
+
+
+def test_muddformer_released_widths():
+    """MLPs in multiples of 128; K = 4 (i+1) rounded up beyond itself to multiples of 64, in the last place 4 K = 4 (L+1)."""
+    p = setup("muddformer", released=True, d_ff=384, n_layer=17)[1]
+    widths = [len(p[f"aggregate.{i}.weights.w1.weight"]) for i in range(1, 18)]
+    assert widths == [64] * 14 + [128, 128, 128]                # K = 8, 12, .. 60, 64, 68, and 4 * 18
+    assert [p[f"aggregate.{i}.weights.w2.weight"].shape for i in (1, 15, 17)] == [(8, 64), (64, 128), (18, 128)]
+    assert [len(p[f"blocks.{n}.mlp.w_up.weight"]) for n in (0, 4, 8, 12, 16)] == [256, 256, 384, 512, 512]
 
 
 @pytest.mark.parametrize("name", STACKS)

@@ -1,0 +1,485 @@
+"""convert.py on small checkpoints in each published layout, against plain forwards on the published tensors in float64."""
+import base64
+import json
+import math
+import os
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import convert
+import models
+import train
+
+OBPM = dict(block_size=16, vocab_size=37, n_layer=3, n_head=2, n_embd=16, mlp_hidden_dim=None, mlp_ratio=3.0,
+            weight_tying=False, act_type="swiglu", rope_theta=500.0, rmsnorm_eps=1e-6, rmsnorm_use_weight=True,
+            rmsnorm_use_bias=False, norm_pos="before", qk_norm=True, clip_qkv=None, yarn_enabled=False, logit_soft_cap=None,
+            smear_gate_enabled=False, per_layer_backout=False, value_res_enabled=True, query_res_enabled=True,
+            key_res_enabled=True, gate_res_enabled=True, residual_mode="elementwise", gated_attention_enabled=True,
+            decouple_anchor=True, q_residual_norm_enabled=True, k_residual_norm_enabled=True, v_residual_norm_enabled=True,
+            g_residual_norm_enabled=True, embedding_layer0_mix_enabled=False, dynamic_mixing_enabled=False,
+            dynamic_mixing_hidden_dim=16)
+MUDD = dict(model_type="muddformer", block_size=16, vocab_size=37, n_layer=4, n_head=2, n_local_heads=2, dim=16, head_dim=8,
+            intermediate_size=300, rope_base=500, norm_eps=1e-6, use_qk_norm=True, dense=True, dynamic_dense=True,
+            dense_type="qkvr", sepln=True, round64=True, expand_last=True, stack_hidden=False, tie_word_embeddings=False)
+LLAMA = dict(model_type="llama", vocab_size=37, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+             num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=16, rms_norm_eps=1e-5, rope_theta=500.0,
+             hidden_act="silu", tie_word_embeddings=False, rope_scaling=None, attention_bias=False, mlp_bias=False)
+IDX = torch.randint(37, (2, 9), generator=torch.Generator().manual_seed(0))
+
+
+def off(*names):
+    return {f"{name}_enabled": False for name in names}
+
+
+RES, FIRST = off("query_res", "key_res", "value_res", "gate_res"), dict(decouple_anchor=False)
+
+
+# ------------------------------------------------------------------------------------- the published tensors, random
+
+
+def draw(shapes):
+    """{name: tensor} of these shapes, bf16 for a part, to be exact in fp32."""
+    g = torch.Generator().manual_seed(1)
+    out = {}
+    for i, (name, shape) in enumerate(shapes.items()):
+        scale, centre = (0.3, 1.0) if "norm" in name else (0.4, 0.5) if "lambda" in name else (0.5, 0.0)
+        t = centre + scale * torch.randn(shape, generator=g)
+        out[name] = t.bfloat16() if i % 2 else t
+    return out
+
+
+def obpm(**changes):
+    """(model_args, tensors) with the names of ExoFormer's authors; `file` is the generation of their model file."""
+    file = changes.pop("file", "model")
+    c = {**OBPM, **changes}
+    if file != "model":
+        c |= dict(anchor_delta_enabled=False, dynamic_mixing_enabled=True)
+    d, H, V = c["n_embd"], c["n_head"], c["vocab_size"]
+    D, hidden, gated = d // H, c["mlp_hidden_dim"] or int(d * c["mlp_ratio"]), c["gated_attention_enabled"]
+    streams, full = "qkvg" if gated else "qkv", dict(q="query", k="key", v="value", g="gate")
+    external = c["decouple_anchor"] and file == "model"
+    shapes = {"transformer.wte.weight": (V, d), "transformer.final_norm.weight": (d,)}
+    if not c["weight_tying"]:
+        shapes["lm_head.weight"] = (V, d)
+    if c["smear_gate_enabled"]:
+        shapes |= {"smear_gate.weight": (1, 12), "smear_lambda": (1,)}
+    if c["per_layer_backout"]:
+        shapes["backout_lambdas"] = (c["n_layer"],)
+    if external:
+        shapes["anchor_proj.weight"] = (len(streams) * d, d)
+        shapes |= {f"anchor_{s}_norm.weight": (D,) for s in streams if c[f"{s}_residual_norm_enabled"]}
+    for i in range(c["n_layer"]):
+        at = f"transformer.layers.{i}."
+        shapes |= {at + "attn_norm.weight": (d,), at + "mlp_norm.weight": (d,), at + "attn.c_attn.weight": (len(streams) * d, d),
+                   at + "attn.c_proj.weight": (d, d), at + "mlp.fc1.weight": (hidden, d), at + "mlp.fc2.weight": (d, hidden // 2)}
+        if c["qk_norm"]:
+            shapes |= {f"{at}attn.{s}_norm.weight": (D,) for s in ("qkvg" if file == "model2" else "qk")}
+        if external or i:
+            shape = dict(elementwise=(H, D), headwise=(H,), scalar=())[c["residual_mode"]]
+            shapes |= {f"{at}attn.lambda_{s}{j}": shape for s in streams for j in (1, 2) if c[f"{full[s]}_res_enabled"]}
+            if c["dynamic_mixing_enabled"] and file == "model":
+                n = 2 * len(streams)
+                shapes |= {f"{at}attn.dynamic_mixing.{name}": shape for name, shape in
+                           (("fc1.weight", (c["dynamic_mixing_hidden_dim"], d)), ("fc2.weight", (n, 16)), ("fc2.bias", (n,)))}
+        elif file == "model":
+            shapes |= {f"{at}attn.{s}_res_norm.weight": (D,) for s in "vg" if c[f"{s}_residual_norm_enabled"] and s in streams}
+    return c, draw(shapes)
+
+
+def mudd(**changes):
+    c = {**MUDD, **changes}
+    d, V, L, D = c["dim"], c["vocab_size"], c["n_layer"], c["dim"] // c["n_head"]
+    shapes = {"tok_embeddings.weight": (V, d), "norm.weight": (d,), "output.weight": (V, d)}
+    for i in range(L):
+        at, C = f"layers.{i}.", 1 if i == L - 1 else 4
+        K, f = C * (i + 2), round(c["intermediate_size"] * (i / (L - 1) + 0.5) / 128) * 128
+        hidden = K * 4 if i == L - 1 and c["expand_last"] else K
+        hidden = (hidden // 64 + 1) * 64 if c["round64"] else hidden
+        shapes |= {f"dense_bs.{i}": (C, i + 2), f"dynamic_dense.{i}.w1.weight": (hidden, d),
+                   f"dynamic_dense.{i}.w2.weight": (K, hidden)}
+        shapes |= {f"{at}attention.w{s}.weight": (d, d) for s in "qkvo"}
+        shapes |= {f"{at}attention.{s}_norm.weight": (D,) for s in "qk" if c["use_qk_norm"]}
+        shapes |= {f"{at}feed_forward.w{j}.weight": (d, f) if j == 2 else (f, d) for j in (1, 2, 3)}
+        shapes |= {at + "ffn_norm.weight": (d,)}
+        shapes |= {f"{at}attention_norms.{j}.weight": (d,) for j in range(3)} if i else {at + "attention_norm.weight": (d,)}
+    return c, draw(shapes)
+
+
+def llama(**changes):
+    c = {**LLAMA, **changes}
+    d, f, V, H = c["hidden_size"], c["intermediate_size"], c["vocab_size"], c["num_attention_heads"]
+    kv = d // H * (c["num_key_value_heads"] or H)
+    shapes = {"model.embed_tokens.weight": (V, d), "model.norm.weight": (d,)}
+    shapes |= {} if c["tie_word_embeddings"] else {"lm_head.weight": (V, d)}
+    for i in range(c["num_hidden_layers"]):
+        at = f"model.layers.{i}."
+        shapes |= {f"{at}self_attn.{s}_proj.weight": shape for s, shape in dict(q=(d, d), k=(kv, d), v=(kv, d), o=(d, d)).items()}
+        shapes |= {f"{at}mlp.{s}_proj.weight": shape for s, shape in dict(gate=(f, d), up=(f, d), down=(d, f)).items()}
+        shapes |= {at + "input_layernorm.weight": (d,), at + "post_attention_layernorm.weight": (d,)}
+    return c, draw(shapes)
+
+
+# -------------------------------------------------------------------------- what they compute, from the equations
+
+
+def norm(x, gain=1.0, eps=1e-6):
+    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * gain
+
+
+def rotate(x, theta):
+    """x (B, T, H, D): the pair (i, i + D/2) turns by position * theta^(-2i/D)."""
+    half = x.size(-1) // 2
+    angle = torch.arange(x.size(1))[:, None] * theta ** (-torch.arange(half) / half)
+    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angle), angle)[:, None]
+    return torch.cat((turned.real, turned.imag), -1)
+
+
+def attend(q, k, v):
+    """Causal softmax attention of q (B, T, H, D) over k, v (B, T, K, D)."""
+    k, v = (u.repeat_interleave(q.size(2) // u.size(2), 2) for u in (k, v))
+    scores = torch.einsum("bthd,bshd->bhts", q, k) / math.sqrt(q.size(-1))
+    scores += torch.full(scores.shape[-2:], -math.inf).triu(1)
+    return torch.einsum("bhts,bshd->bthd", scores.softmax(-1), v)
+
+
+def obpm_logits(c, p, file="model"):
+    H, gated, theta = c["n_head"], c["gated_attention_enabled"], c["rope_theta"]
+    streams, full = "qkvg" if gated else "qkv", dict(q="query", k="key", v="value", g="gate")
+    x = p["transformer.wte.weight"][IDX]
+    heads = lambda y: dict(zip(streams, y.unflatten(-1, (len(streams), H, -1)).unbind(-3)))
+    anchors = None
+    if "anchor_proj.weight" in p:
+        raw = heads(x @ p["anchor_proj.weight"].T)
+        anchors = {s: norm(u, p[f"anchor_{s}_norm.weight"]) if c[f"{s}_residual_norm_enabled"] else u for s, u in raw.items()}
+    for i in range(c["n_layer"]):
+        at = {k.removeprefix(f"transformer.layers.{i}."): v for k, v in p.items() if k.startswith(f"transformer.layers.{i}.")}
+        a = norm(x, at["attn_norm.weight"])
+        own = raw = heads(a @ at["attn.c_attn.weight"].T)
+        if anchors:
+            gamma = 1.0 + torch.zeros(*a.shape[:2], 8)
+            if "attn.dynamic_mixing.fc1.weight" in at:
+                mlp = F.gelu(a @ at["attn.dynamic_mixing.fc1.weight"].T)
+                gamma = torch.sigmoid(mlp @ at["attn.dynamic_mixing.fc2.weight"].T + at["attn.dynamic_mixing.fc2.bias"])
+            for j, s in enumerate(streams):
+                if c[f"{full[s]}_res_enabled"]:
+                    one, two = (at[f"attn.lambda_{s}{m}"] for m in (1, 2))
+                    one, two = (u[:, None] if u.ndim == 1 else u for u in (one, two))
+                    one, two = gamma[..., 2 * j, None, None] * one, gamma[..., 2 * j + 1, None, None] * two
+                    own = {**own, s: one * anchors[s] + two * own[s]}
+        q, k = (norm(own[s], at[f"attn.{s}_norm.weight"]) if c["qk_norm"] else own[s] for s in "qk")
+        if not anchors:                                                             # the first layer's streams
+            anchors = dict(raw)
+            if file == "model2":
+                anchors |= dict(q=q, k=k) | {s: norm(raw[s], at[f"attn.{s}_norm.weight"]) for s in "vg"}
+            elif file == "model":
+                anchors |= {s: u for s, u in (("q", q), ("k", k)) if c[f"{s}_residual_norm_enabled"]}
+                anchors |= {s: norm(raw[s], at[f"attn.{s}_res_norm.weight"]) for s in "vg" if f"attn.{s}_res_norm.weight" in at}
+        y = attend(rotate(q, theta), rotate(k, theta), own["v"]) * (own["g"].sigmoid() if gated else 1.0)
+        x = x + y.flatten(-2) @ at["attn.c_proj.weight"].T
+        value, gate = (norm(x, at["mlp_norm.weight"]) @ at["mlp.fc1.weight"].T).chunk(2, -1)
+        x = x + (F.silu(gate) * value) @ at["mlp.fc2.weight"].T
+    head = p["transformer.wte.weight" if c["weight_tying"] else "lm_head.weight"]
+    return norm(x, p["transformer.final_norm.weight"]) @ head.T
+
+
+def mudd_logits(c, p):
+    X = [p["tok_embeddings.weight"][IDX]]
+    inputs = X * 4
+    for i in range(c["n_layer"]):
+        at = f"layers.{i}."
+        gains = [p[at + (f"attention_norms.{j}.weight" if i else "attention_norm.weight")] for j in range(3)]
+        q, k, v = ((norm(x, gain) @ p[f"{at}attention.w{s}.weight"].T).unflatten(-1, (c["n_head"], -1))
+                   for x, gain, s in zip(inputs, gains, "qkv"))
+        if c["use_qk_norm"]:
+            q, k = norm(q, p[at + "attention.q_norm.weight"]), norm(k, p[at + "attention.k_norm.weight"])
+        y = attend(rotate(q, c["rope_base"]), rotate(k, c["rope_base"]), v)
+        h = inputs[3] + y.flatten(-2) @ p[at + "attention.wo.weight"].T
+        b = norm(h, p[at + "ffn_norm.weight"])
+        up = F.silu(b @ p[at + "feed_forward.w1.weight"].T) * (b @ p[at + "feed_forward.w3.weight"].T)
+        X.append(h + up @ p[at + "feed_forward.w2.weight"].T)
+        A = F.gelu(norm(X[-1]) @ p[f"dynamic_dense.{i}.w1.weight"].T) @ p[f"dynamic_dense.{i}.w2.weight"].T
+        A = A.unflatten(-1, p[f"dense_bs.{i}"].shape) + p[f"dense_bs.{i}"]          # (B, T, streams, sources)
+        inputs = torch.einsum("btcs,sbtd->cbtd", A, torch.stack(X)).unbind(0)
+    return norm(inputs[0], p["norm.weight"]) @ p["output.weight"].T
+
+
+def llama_logits(c, p):
+    theta, eps = c["rope_theta"] or c["rope_parameters"]["rope_theta"], c["rms_norm_eps"]
+    D = c["hidden_size"] // c["num_attention_heads"]
+    x = p["model.embed_tokens.weight"][IDX]
+    for i in range(c["num_hidden_layers"]):
+        at = f"model.layers.{i}."
+        a = norm(x, p[at + "input_layernorm.weight"], eps)
+        q, k, v = ((a @ p[f"{at}self_attn.{s}_proj.weight"].T).unflatten(-1, (-1, D)) for s in "qkv")
+        x = x + attend(rotate(q, theta), rotate(k, theta), v).flatten(-2) @ p[at + "self_attn.o_proj.weight"].T
+        b = norm(x, p[at + "post_attention_layernorm.weight"], eps)
+        gate, up = (b @ p[f"{at}mlp.{s}_proj.weight"].T for s in ("gate", "up"))
+        x = x + (F.silu(gate) * up) @ p[at + "mlp.down_proj.weight"].T
+    head = p["model.embed_tokens.weight" if c["tie_word_embeddings"] else "lm_head.weight"]
+    return norm(x, p["model.norm.weight"], eps) @ head.T
+
+
+# --------------------------------------------------------------------------------------------------------- equality
+
+
+def save(layout, folder, config, tensors, **more):
+    """Writes a published checkpoint; returns what to name on the command line."""
+    folder.mkdir()
+    if layout == "exoformer":
+        tensors = {f"_orig_mod.{name}": t for name, t in tensors.items()}
+        torch.save({"step": 12, "tokens_processed": 345, "model": tensors, "model_args": config, **more}, folder / "c.pt")
+        return folder / "c.pt"
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text("{}")
+    torch.save(tensors, folder / "pytorch_model.bin")
+    return folder
+
+
+@pytest.fixture
+def float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+CASES = [("exoformer", obpm, obpm_logits, *case) for case in [
+    (dict(), "exoformer", dict(anchor="external", mixing="static", mix_streams="qkvg", norm_streams="qkvg", gate="elementwise")),
+    (dict(dynamic_mixing_enabled=True, residual_mode="headwise"), "exoformer", dict(mixing="dynamic", granularity="headwise")),
+    (dict(residual_mode="scalar", qk_norm=False, **off(*(f"{s}_residual_norm" for s in "qkvg"))), "exoformer",
+     dict(granularity="scalar", norm_streams="", qk_norm=False)),
+    (dict(dynamic_mixing_enabled=True, **off("query_res", "key_res", "v_residual_norm")), "exoformer",
+     dict(mix_streams="vg", norm_streams="g")),
+    (dict(dynamic_mixing_enabled=True, gated_attention_enabled=False, mlp_hidden_dim=40, **off("query_res")), "exoformer",
+     dict(mix_streams="kv", gate="none", d_ff=20)),
+    (dict(smear_gate_enabled=True, per_layer_backout=True, weight_tying=True), "exoformer", dict(tie_embeddings=True)),
+    (dict(FIRST), "exoformer", dict(anchor="first_layer", norm_streams="qkvg")),
+    (dict(FIRST, dynamic_mixing_enabled=True, **off("k_residual_norm", "g_residual_norm")), "exoformer", dict(norm_streams="qv")),
+    (dict(FIRST, **off("v_residual_norm", "g_residual_norm")), "exoformer", dict(norm_streams="qk")),
+    (dict(file="model2"), "exoformer", dict(anchor="first_layer", mixing="static", norm_streams="qkvg")),
+    (dict(file="model1"), "exoformer", dict(anchor="first_layer", mixing="static", norm_streams="")),
+    (dict(FIRST, file="model1", **off("v_residual_norm", "g_residual_norm")), "exoformer", dict(norm_streams="")),
+    (dict(file="model1", gated_attention_enabled=False, **off("query_res", "key_res")), "exoformer",
+     dict(mix_streams="v", norm_streams="")),
+    (dict(RES, dynamic_mixing_enabled=True), "gpt", dict(gate="elementwise")),
+    (dict(RES, **FIRST, file="model1", gated_attention_enabled=False), "gpt", dict(gate="none", d_ff=24))]]
+CASES += [("muddformer", mudd, mudd_logits, *case) for case in [
+    (dict(), "muddformer", dict(released=True, qk_norm=True, d_ff=300)),
+    (dict(n_layer=16, use_qk_norm=False, n_local_heads=-1), "muddformer", dict(released=True, qk_norm=False)),
+    (dict(round64=False, expand_last=False, intermediate_size=768), "muddformer", dict(released=False))]]
+CASES += [("llama", llama, llama_logits, *case) for case in [
+    (dict(), "gpt", dict(n_kv_head=2, qk_norm=False, norm_eps=1e-5)),
+    (dict(num_key_value_heads=None, rope_theta=None, rope_parameters=dict(rope_type="default", rope_theta=300.0)), "gpt",
+     dict(n_kv_head=4, rope_theta=300.0)),
+    (dict(tie_word_embeddings=True, rope_scaling=dict(type="default")), "gpt", dict(tie_embeddings=True))]]
+
+
+@pytest.mark.parametrize("layout, make, logits, changes, name, fields", CASES, ids=lambda x: x if isinstance(x, str) else "")
+def test_same_function(layout, make, logits, changes, name, fields, tmp_path, float64):
+    torch.set_default_dtype(torch.float32)
+    config, tensors = make(**changes)
+    for key in {"smear_lambda", "backout_lambdas"} & set(tensors):
+        tensors[key].zero_()
+    convert.convert(layout, save(layout, tmp_path / "source", config, tensors), tmp_path / "run")
+    torch.set_default_dtype(torch.float64)                                          # exact rotary tables
+    model, run = models.load(tmp_path / "run")
+    assert run["model"] == name and {key: run["model_config"][key] for key in fields} == fields
+    assert run == json.loads((tmp_path / "run" / "config.json").read_text()) and run["converted"]["config"] == config
+    more = dict(file=changes["file"]) if "file" in changes else {}
+    with torch.no_grad():
+        expected = logits(config, {key: t.double() for key, t in tensors.items()}, **more)
+        torch.testing.assert_close(model(IDX)[0], expected, rtol=0, atol=1e-9)
+
+
+def test_what_the_run_folder_holds(tmp_path):
+    convert.convert("exoformer", save("exoformer", tmp_path / "exo", *obpm()), tmp_path / "a" / "run")
+    checkpoint = models.read_checkpoint(tmp_path / "a" / "run")
+    assert (checkpoint["step"], checkpoint["tokens"], checkpoint["tokenizer"]) == (12, 345, "gpt2")
+    assert all(t.dtype == torch.float32 and t.is_contiguous() for t in checkpoint["model"].values())
+    assert os.listdir(tmp_path / "a") == ["run"] and sorted(os.listdir(tmp_path / "a" / "run")) == ["ckpt.pt", "config.json"]
+    source = save("llama", tmp_path / "llama", *llama(vocab_size=300, tie_word_embeddings=True))
+    convert.convert("llama", source, tmp_path / "b")
+    assert models.read_checkpoint(tmp_path / "b")["tokenizer"] == "tokenizer.json"
+    assert (tmp_path / "b" / "tokenizer.json").read_text() == "{}"
+    state = models.read_checkpoint(tmp_path / "b")["model"]
+    assert state["embed.weight"].data_ptr() == state["head.weight"].data_ptr()      # stored once
+    convert.convert("llama", source, tmp_path / "c", "byte")
+    assert models.read_checkpoint(tmp_path / "c")["tokenizer"] == "byte" and not (tmp_path / "c" / "tokenizer.json").exists()
+    ranks = b"".join(b"%s %d\n" % (base64.b64encode(bytes([i])), i) for i in range(256))
+    (tmp_path / "mine").write_bytes(ranks)
+    convert.convert("llama", source, tmp_path / "d", str(tmp_path / "mine"))
+    assert (tmp_path / "d" / "tokenizer.tiktoken").read_bytes() == ranks
+
+
+def test_shards_prefixes_and_harmless_tensors(tmp_path):
+    config, tensors = llama(tie_word_embeddings=True)
+    inv_freq = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    more = {"lm_head.weight": tensors["model.embed_tokens.weight"].clone(), inv_freq: torch.ones(2)}
+    folder = save("llama", tmp_path / "llama", config, tensors)
+    assert convert.convert("llama", folder, tmp_path / "a").endswith("parameters")
+    (folder / "pytorch_model.bin").unlink()
+    torch.save(dict(list(tensors.items())[::2]) | more, folder / "pytorch_model-00001-of-00002.bin")
+    torch.save(dict(list(tensors.items())[1::2]), folder / "pytorch_model-00002-of-00002.bin")
+    torch.save({"other": torch.ones(1)}, folder / "pytorch_model_old.bin")
+    index = {name: f"pytorch_model-0000{i % 2 + 1}-of-00002.bin" for i, name in enumerate(tensors)}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": index}))
+    assert f"not needed: lm_head.weight, {inv_freq}" in convert.convert("llama", folder, tmp_path / "b")
+    a, b = (models.read_checkpoint(tmp_path / name)["model"] for name in "ab")
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_safetensors(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    folder = save("llama", tmp_path / "llama", *(made := llama()))
+    safetensors.save_file(made[1], folder / "model.safetensors")
+    (folder / "pytorch_model.bin").write_bytes(b"not read")
+    convert.convert("llama", folder, tmp_path / "run")
+    assert torch.equal(models.read_checkpoint(tmp_path / "run")["model"]["embed.weight"], made[1]["model.embed_tokens.weight"])
+
+
+# --------------------------------------------------------------------------------------------------------- refusals
+
+
+def refused(monkeypatch, capsys, tmp_path, *words):
+    """The one line of a command that must fail with exit code 2 and leave nothing behind."""
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr(sys, "argv", ["convert.py", *map(str, words), "--out", str(tmp_path / "new" / "run")])
+    with pytest.raises(SystemExit) as stopped:
+        convert.main()
+    said = capsys.readouterr()
+    assert stopped.value.code == 2 and said.out == "" and said.err.count("\n") == 1 and len(said.err) < 600
+    assert sorted(tmp_path.rglob("*")) == before
+    return said.err
+
+
+MAKE = dict(exoformer=obpm, muddformer=mudd, llama=llama)
+REFUSED = [("exoformer", dict([change]), change[0]) for change in dict(
+    act_type="gelu", norm_pos="after", rmsnorm_use_weight=False, rmsnorm_use_bias=True, clip_qkv=8.0, yarn_enabled=True,
+    logit_soft_cap=30.0, embedding_layer0_mix_enabled=True, anchor_delta_enabled=True, smear_gate_enabled=True,
+    per_layer_backout=True).items()]
+REFUSED += [("exoformer", dict(dynamic_mixing_enabled=True, dynamic_mixing_hidden_dim=8), "dynamic_mixing_hidden_dim 8")]
+REFUSED += [("muddformer", dict([change]), change[0]) for change in dict(
+    model_type="muddpythia", dense=False, dynamic_dense=False, dense_type="l", sepln=False, n_local_heads=1,
+    tie_word_embeddings=True, round64=False, expand_last=False).items()]
+REFUSED += [("muddformer", dict(round64=False, expand_last=False), "layers.2.feed_forward.w1.weight is (384, 16)")]
+REFUSED += [("llama", dict([change]), said) for *change, said in [
+    ("model_type", "qwen2", "model_type 'qwen2'"), ("rope_scaling", dict(rope_type="llama3", factor=8.0), "rope_type 'llama3'"),
+    ("rope_scaling", dict(type="linear", factor=2.0), "rope_type 'linear'"),
+    ("rope_parameters", dict(rope_type="yarn"), "rope_type 'yarn'"),
+    ("attention_bias", True, "attention_bias"), ("mlp_bias", True, "mlp_bias"), ("head_dim", 8, "head_dim 8"),
+    ("hidden_act", "gelu", "hidden_act"), ("sliding_window", 4096, "sliding_window"),
+    ("quantization_config", {"bits": 4}, "quantization_config")]]
+
+
+@pytest.mark.parametrize("layout, changes, said", REFUSED, ids=lambda x: x if isinstance(x, str) else "")
+def test_settings_that_our_models_do_not_have(layout, changes, said, monkeypatch, capsys, tmp_path):
+    source = save(layout, tmp_path / "source", *MAKE[layout](**changes))
+    assert said in refused(monkeypatch, capsys, tmp_path, layout, source)
+
+
+JUNK = [("n_layer", 10 ** 12), ("n_layer", "three"), ("n_layer", None), ("n_head", 3), ("n_head", 0), ("dim", -16), ("dim", 16.0),
+        ("vocab_size", True), ("norm_eps", "small"), ("block_size", [16]), ("dense_type", {}), ("vocab_size", 38)]
+
+
+@pytest.mark.parametrize("key, value", JUNK)
+def test_junk_in_a_config(key, value, monkeypatch, capsys, tmp_path):
+    config, tensors = mudd()
+    source = save("muddformer", tmp_path / "source", {**config, key: value}, tensors)
+    refused(monkeypatch, capsys, tmp_path, "muddformer", source)
+
+
+class Payload:
+    def __reduce__(self):
+        return os.mkdir, ("pwned",)
+
+
+@pytest.mark.parametrize("layout", MAKE)
+def test_damaged_checkpoints(layout, monkeypatch, capsys, tmp_path):
+    config, tensors = MAKE[layout]()
+    monkeypatch.chdir(tmp_path)
+    place = {"exoformer": "transformer.layers.1.mlp.fc1.weight", "muddformer": "layers.1.ffn_norm.weight",
+             "llama": "model.layers.1.mlp.up_proj.weight"}[layout]
+    cases = {
+        f"the tensor {place} is missing": {key: t for key, t in tensors.items() if key != place},
+        "no place for 1 of its tensors: extra.bias": tensors | {"extra.bias": torch.ones(3)},
+        f"{place} is (5, 3)": tensors | {place: torch.ones(5, 3)},
+        "torch.int8": tensors | {place: tensors[place].to(torch.int8)},
+        "is not a tensor": tensors | {place: "text"},
+        "has no tensors": {},
+        "more than tensors and plain values": tensors | {place: Payload()}}
+    for i, (said, broken) in enumerate(cases.items()):
+        assert said in refused(monkeypatch, capsys, tmp_path, layout, save(layout, tmp_path / str(i), config, broken))
+    good = save(layout, tmp_path / "good", config, tensors)
+    file = good if good.is_file() else good / "pytorch_model.bin"
+    whole = file.read_bytes()
+    for content in (whole[:len(whole) // 2], b"", b"junk"):
+        file.write_bytes(content)
+        assert "cannot be read" in refused(monkeypatch, capsys, tmp_path, layout, good)
+    torch.save([1, 2], file)
+    assert "holds a list" in refused(monkeypatch, capsys, tmp_path, layout, good)
+    refused(monkeypatch, capsys, tmp_path, layout, tmp_path / "nowhere")
+    refused(monkeypatch, capsys, tmp_path, layout, tmp_path / ("x" * 300))
+    refused(monkeypatch, capsys, tmp_path, layout, "bad\0path")
+
+
+@pytest.mark.parametrize("changes", [{}, FIRST])
+def test_a_norm_that_the_flags_do_not_know(changes, monkeypatch, capsys, tmp_path):
+    config, tensors = obpm(**changes)
+    name = "transformer.layers.0.attn.v_res_norm.weight" if changes else "anchor_v_norm.weight"
+    without = save("exoformer", tmp_path / "a", config, {key: t for key, t in tensors.items() if key != name})
+    assert f"{name} is missing" in refused(monkeypatch, capsys, tmp_path, "exoformer", without)
+    unasked = save("exoformer", tmp_path / "b", {**config, "v_residual_norm_enabled": False}, tensors)
+    assert f"no place for 1 of its tensors: {name}" in refused(monkeypatch, capsys, tmp_path, "exoformer", unasked)
+
+
+def test_other_mistakes(monkeypatch, capsys, tmp_path):
+    said = lambda *words: refused(monkeypatch, capsys, tmp_path, *words)
+    folder = save("llama", tmp_path / "llama", *llama())
+    assert "no LayerNorm" in said("gpt2", folder)
+    assert "invalid choice" in said("bert", folder)
+    assert "37" in said("llama", folder, "--tokenizer", "gpt2") and "nowhere" in said("llama", folder, "--tokenizer", "nowhere")
+    assert "lacks" not in said("exoformer", folder)                                 # a folder where a file is asked for
+    (folder / "tokenizer.json").write_text("[1")
+    assert "tokenizer.json cannot be read" in said("llama", folder)
+    (folder / "tokenizer.json").unlink()
+    assert "--tokenizer gpt2" in said("llama", folder)
+    (folder / "pytorch_model.bin.index.json").write_text('{"weight_map": {"a": "missing.bin"}}')
+    assert "missing.bin" in said("llama", folder, "--tokenizer", "byte")
+    for text in ("[]", "{", '{"model_type": "llama"}', "\xff"):
+        (folder / "config.json").write_text(text)
+        said("llama", folder, "--tokenizer", "byte")
+    config, tensors = obpm()
+    assert "plain values" in said("exoformer", save("exoformer", tmp_path / "a", {**config, "note": torch.ones(2)}, tensors))
+    assert "step" in said("exoformer", save("exoformer", tmp_path / "b", config, tensors, step="last"))
+    torch.save({"model": tensors}, tmp_path / "no_args.pt")
+    assert "model_args" in said("exoformer", tmp_path / "no_args.pt")
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    (folder / "pytorch_model.bin.index.json").unlink()
+    (folder / "model.safetensors").write_bytes(b"")
+    assert "pip install safetensors" in said("llama", folder)
+
+
+def test_existing_out_and_a_full_disk(monkeypatch, capsys, tmp_path):
+    source = save("exoformer", tmp_path / "exo", *obpm())
+    for name in ("folder", "file"):
+        (tmp_path / "folder").mkdir(exist_ok=True), (tmp_path / "file").write_text("mine")
+        with pytest.raises(ValueError, match="exists"):
+            convert.convert("exoformer", source, tmp_path / name)
+    assert os.listdir(tmp_path / "folder") == [] and (tmp_path / "file").read_text() == "mine"
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    (tmp_path / "new").mkdir()
+    assert "No space left" in refused(monkeypatch, capsys, tmp_path, "exoformer", source)
+
+
+def test_a_converted_run_is_not_resumed(capsys, tmp_path):
+    convert.convert("exoformer", save("exoformer", tmp_path / "exo", *obpm()), tmp_path / "run")
+    with pytest.raises(SystemExit) as stopped:
+        train.main(["--resume", str(tmp_path / "run")])
+    assert stopped.value.code == 2 and capsys.readouterr().err.count("\n") == 1
