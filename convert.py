@@ -23,7 +23,6 @@ import torch
 
 import data_prep
 import models
-from train import write_atomically
 
 
 def setting(config, name, kind, *default):
@@ -289,8 +288,8 @@ def convert(layout, source, out, asked=None):
     try:
         text = json.dumps(run, indent=1).encode()
         temporary.mkdir(parents=True)
-        write_atomically(temporary / "config.json", lambda f: f.write(text))
-        write_atomically(temporary / "ckpt.pt", lambda f: torch.save(checkpoint, f))
+        models.write_atomically(temporary / "config.json", lambda f: f.write(text))
+        models.write_atomically(temporary / "ckpt.pt", lambda f: torch.save(checkpoint, f))
         if file:
             shutil.copyfile(file, temporary / copy)
         os.rename(temporary, out)

@@ -112,6 +112,8 @@ def parse(argv):
     try:
         old = models.read_checkpoint(asked.resume)["config"] if asked.resume else {"options": {}, "model_config": {}}
         name = asked.model or old["options"].get("model", Options.model)
+        if "converted" in old:
+            raise ValueError(f"{asked.resume} holds converted weights, which cannot be resumed")
         preset = asked.preset or old["options"].get("preset", Options.preset)
         if preset not in models.PRESETS:
             raise ValueError(f"no preset {preset!r}: choose from {', '.join(models.PRESETS)}")
@@ -157,20 +159,6 @@ def lr_scale(step, opt):
         return 0.55 + 0.45 * math.cos(math.pi * (step - opt.warmup_steps) / max(1, opt.max_steps - opt.warmup_steps))
     n_decay = round(opt.decay_frac * opt.max_steps)
     return 1.0 - 0.9 * max(0, step + 1 - (opt.max_steps - n_decay)) / max(1, n_decay)
-
-
-def write_atomically(path, write):
-    """write(file) to a temporary file beside path, which then takes its place: path is whole at every instant."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with open(temporary, "wb") as f:
-            write(f)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def new_run_folder(opt):
@@ -334,7 +322,7 @@ def main(argv):
             rows = kept_rows(run / "log.jsonl", start)
             evaluated = max((row["step"] for row in rows if row["kind"] == "val"), default=-1)
             text = "".join(json.dumps(row) + "\n" for row in rows)
-            write_atomically(run / "log.jsonl", lambda f: f.write(text.encode()))
+            models.write_atomically(run / "log.jsonl", lambda f: f.write(text.encode()))
         del checkpoint
     else:
         run = new_run_folder(opt) if rank == 0 else None
@@ -356,7 +344,7 @@ def main(argv):
                 shutil.copy(source, run / "source")
             if data.tokenizer not in ("gpt2", "byte"):
                 shutil.copy(data.tokenizer, run / "tokenizer.tiktoken")
-            write_atomically(run / "config.json", lambda f: f.write(json.dumps(run_config, indent=1).encode()))
+            models.write_atomically(run / "config.json", lambda f: f.write(json.dumps(run_config, indent=1).encode()))
 
     # ---- logging and checkpoints, by the first rank
     tracker, sink = None, open(run / "log.jsonl", "a", buffering=1) if rank == 0 else None
@@ -384,7 +372,7 @@ def main(argv):
                 state = {"model": model.state_dict(), "optimizers": [o.state_dict() for o in opts], "step": step,
                          "tokens": step * opt.batch_tokens, "rng": torch.get_rng_state(), "config": run_config,
                          "tokenizer": data.tokenizer}
-                write_atomically(run / "ckpt.pt", lambda f: torch.save(state, f))
+                models.write_atomically(run / "ckpt.pt", lambda f: torch.save(state, f))
             return True
         except (OSError, RuntimeError) as e:
             say(f"step {step}: the checkpoint could not be written (is the disk full? {models.one_line(e)}); {kept()}")

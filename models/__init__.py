@@ -75,6 +75,20 @@ def read_checkpoint(run_dir):
     return checkpoint
 
 
+def write_atomically(path, write):
+    """write(file) to a temporary file beside path, which then takes its place: path is whole at every instant."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with open(temporary, "wb") as f:
+            write(f)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
 class Parser(argparse.ArgumentParser):
     """A mistake in the flags is one line and exit code 2."""
 

@@ -81,17 +81,17 @@ def inside(argv):
 @contextlib.contextmanager
 def watching(saved):
     """Calls saved(path of ckpt.pt) after every checkpoint that train.py writes in this process."""
-    write = train.write_atomically
+    write = models.write_atomically
 
     def watched(path, content):
         write(path, content)
         if path.name == "ckpt.pt":
             saved(path)
-    train.write_atomically = watched
+    models.write_atomically = watched
     try:
         yield
     finally:
-        train.write_atomically = write
+        models.write_atomically = write
 
 
 def text_file(folder):

@@ -131,18 +131,18 @@ def test_every_model_learns_and_resumes(name, data, tmp_path):
     small = {**SMALL, "max_steps": 12, "save_every": 6, "eval_every": 6, "model": name, "n_layer": 3}
     assert inside(*flags(**small, data=data, out=tmp_path / "a")) == 0
     assert rows(tmp_path / "a")[-1]["loss"] < 4.6 < rows(tmp_path / "a")[0]["loss"]
-    saves, save = [], train.write_atomically
+    saves, save = [], models.write_atomically
 
     def copy_the_middle(path, write):
         save(path, write)
         saves.extend([path] if path.name == "ckpt.pt" else [])
         if len(saves) == 2 and path.name == "ckpt.pt":                          # of steps 0, 6 and 12
             shutil.copytree(path.parent, tmp_path / "b")
-    train.write_atomically = copy_the_middle
+    models.write_atomically = copy_the_middle
     try:
         inside(*flags(**small, data=data, out=tmp_path / "c"))
     finally:
-        train.write_atomically = save
+        models.write_atomically = save
     assert models.read_checkpoint(tmp_path / "b")["step"] == 6
     assert inside(*flags(resume=tmp_path / "b")) == 0
     assert_same_run(tmp_path / "a", tmp_path / "b")
@@ -204,7 +204,7 @@ def test_full_disk_keeps_the_old_checkpoint(data, tmp_path):
         f.write(b"half")
         raise OSError(28, "No space left on device")
     with pytest.raises(OSError):
-        train.write_atomically(out / "ckpt.pt", broken)
+        models.write_atomically(out / "ckpt.pt", broken)
     assert (out / "ckpt.pt").read_bytes() == before and not list(out.glob("*.tmp"))
 
 
