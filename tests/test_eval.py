@@ -156,6 +156,45 @@ def test_what_cannot_be_done(tmp_path, monkeypatch):
             call()
 
 
+def test_the_harness_own_adapter_agrees(place, tmp_path):
+    """A LlamaForCausalLM under lm_eval's HFLM, and its weights in gpt.py under ours: an independent model and adapter."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+
+    import convert
+    vocab = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))} | {"Ġa": 256, "<|endoftext|>": 257}
+    tokenizer = Tokenizer(BPE(vocab, [("Ġ", "a")]))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
+    torch.manual_seed(0)
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=258, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=48, initializer_range=0.2, eos_token_id=257, bos_token_id=257)).eval()
+    for saved in (llama, tokenizer):
+        saved.save_pretrained(tmp_path / "llama")
+    convert.convert("llama", tmp_path / "llama", tmp_path / "run")
+    ours = eval_py.HarnessLM(tmp_path / "run", device="cpu")
+    theirs = HFLM(pretrained=llama, tokenizer=tokenizer, batch_size=3, max_length=48, device="cpu", dtype="float32")
+    texts = [(context + continuation,) for context, continuation in PAIRS]
+    kinds = {"loglikelihood": PAIRS, "loglikelihood_rolling": texts,
+             "generate_until": [(context or "a", {"until": ["a", "\n\n"], "max_gen_toks": 8, "do_sample": False}) for context, _ in PAIRS]}
+    for kind, arguments in kinds.items():
+        found, wanted = (getattr(lm, kind)(instances(kind, *arguments), disable_tqdm=True) for lm in (ours, theirs))
+        if kind == "generate_until":
+            assert found == wanted
+        else:
+            np.testing.assert_allclose(np.array(found, float), np.array(wanted, float), atol=1e-4)
+    results = []
+    for lm in (ours, theirs):
+        loaded = TaskManager(include_path=str(place / "tasks"), include_defaults=False).load(["mine"])
+        results.append(eval_py.lm_eval.evaluate(lm, task_dict=loaded, bootstrap_iters=10)["results"]["mine"])
+    assert results[0] == results[1]
+
+
 # ------------------------------------------------------------------------------------------------------- the command line
 
 TASK = """task: NAME
