@@ -34,7 +34,7 @@ def test_models_presets_and_files_are_named():
 
 
 def test_install_lines_match_the_requirements():
-    assert "pip install -r requirements.txt && python train.py\npip install -r requirements-dev.txt && python -m pytest\n" in README
+    assert "pip install -r requirements.txt && python train.py\npip install -r requirements-dev.txt && python -m pytest -n 2 --dist loadfile\n" in README
     hard = {re.split(r"[=<>]", line)[0] for line in (ROOT / "requirements.txt").read_text().split()}
     assert hard == {"torch", "numpy", "tiktoken", "tqdm"}
 
