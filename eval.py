@@ -281,6 +281,8 @@ def mqar(run, device="auto", n_examples=256, seed=0):
     """
     device, table = models.find_device(device), {}
     model, config = models.load(run, device)
+    if model.config.vocab_size < 257:
+        raise ValueError(f"{run} has {model.config.vocab_size} token ids, mqar takes 257")
     eot = data_prep.run_tokenizer(run, config).eot_token
     with torch.autocast(device.type, torch.bfloat16, enabled=config["options"]["dtype"] == "bf16"):
         for n in (n for n in MQAR_PAIRS if 4 * n <= model.config.max_len):

@@ -345,6 +345,11 @@ def test_mqar_scores(tmp_path, monkeypatch):
     assert eval_py.mqar(tmp_path, "cpu", n_examples=40) == {f"MQAR {n}": (100.0, 0.0) for n in (4, 8, 16)}
 
 
+def test_mqar_needs_ids(tmp_path):
+    with pytest.raises(ValueError, match="has 256 token ids, mqar takes 257"):
+        eval_py.mqar(save_run(tmp_path / "run", "gpt", vocab_size=256), "cpu")
+
+
 def test_mqar_data(tmp_path):
     meta = data_prep.prepare_mqar(tmp_path / "mqar", n_tokens=20_000)
     data = data_prep.Data(tmp_path / "mqar")
