@@ -53,9 +53,10 @@ def brute_force(model, context, continuation, seq_len):
     return total, greedy
 
 
+LONG = "the quick brown fox jumps over the lazy dog; 1234567890 times"           # more than max_len
 PAIRS = [("Question: why?\nAnswer:", " because"), ("Question: why?\nAnswer:", " no"), ("Question: why?\nAnswer:", "!"), ("a", "b"),
-         ("Trailing space ", "word"), ("", "no context"), ("Query: why so?\nAnswer:", " yes"), ("z" * 60, "cut off on the left"),
-         ("z" * 60, "."), ("x", "y" * 48), ("ü", "ßé"), ("Question: why?\nAnswer:", " no")]
+         ("Trailing space ", "word"), ("", "no context"), ("Query: why so?\nAnswer:", " yes"), (LONG, "cut off on the left"),
+         (LONG, "."), ("x", "y" * 48), ("ü", "ßé"), ("Question: why?\nAnswer:", " no")]
 
 
 @pytest.mark.parametrize("name", models.names())
@@ -131,7 +132,7 @@ def test_generate_until(name, tmp_path):
         new = tokens[-n:]
         return lm.text(new[:new.index(256)] if 256 in new else new)
 
-    contexts = ["once upon", "a time..", "q" * 70, "", "once upon"]
+    contexts = ["once upon", "a time..", LONG, "", "once upon"]
     whole = [greedy(context, 8) for context in contexts]
     stop = whole[0][3:5]
     options = [{"max_gen_toks": 8, "until": []}, {"max_gen_toks": 8}, {"max_gen_toks": 8, "do_sample": False, "temperature": 0.0},
