@@ -2,7 +2,7 @@
 
     python convert.py exoformer ckpt_step:38146.pt --out runs/exo     checkpoint of ExoFormer's authors
     python convert.py muddformer DIR --out runs/mudd                  folder of MUDDFormer-2.8B: config.json and weights
-    python convert.py llama DIR --out runs/llama                      folder of any LlamaForCausalLM
+    python convert.py llama DIR --out runs/llama                      folder of a LlamaForCausalLM
 
 Weights become fp32 (4 bytes a parameter, in memory too); .safetensors files need the package safetensors. Every tensor must
 find its place, and a setting that our models do not have is refused. The tokenizer: ExoFormer has GPT-2's, a folder's

@@ -542,7 +542,7 @@ def prepare_stdlib(out="data/stdlib", tokenizer="byte") -> dict:
             with new_folder(out) as tmp:
                 fill_folder(tmp, tqdm(texts, desc="standard library", unit=" files", disable=None, leave=False), tokenizer, source, 0.05)
         except DataError:
-            if not os.path.exists(out / "meta.json"):                                                # else another process was first
+            if not os.path.exists(out / "meta.json"):                                           # else another process was first
                 raise
     data = Data(out)
     if data.meta["tokenizer"] != (tokenizer if tokenizer in ("gpt2", "byte") else "tokenizer.tiktoken"):
@@ -560,10 +560,8 @@ def mqar_example(rng, n_pairs, eot, n_asked=1):
 
 
 def prepare_mqar(out, n_tokens=8_000_000) -> dict:
-    """Multi-query associative recall as a data folder of "byte" ids; returns its meta.json.
-
-    Examples of 4, 8 or 16 pairs, each asked for three times: learnt faster than asked for once, more of the tokens can be foretold.
-    """
+    """Multi-query associative recall as a data folder of "byte" ids: examples of 4, 8 or 16 pairs, each asked for three times, so
+    that more of the tokens can be foretold. Returns its meta.json."""
     out = Path(os.path.realpath(out))
     check_free(out)
     with new_folder(out) as tmp:

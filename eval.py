@@ -28,7 +28,7 @@ try:
 except ImportError:
     lm_eval, TemplateLM = None, object
 
-# The papers' tables: {column: (task, metric)}, the shots of the task, and the columns that Avg. is the mean of (None: none)
+# The papers' tables: {name: (shots, {column: (task, metric)})}
 GROUPS = {
     "exo": (5, {                                                            # ExoFormer, table 1: length-normalised where possible
         "ARC-c": ("arc_challenge", "acc_norm"), "ARC-e": ("arc_easy", "acc_norm"), "Hella.": ("hellaswag", "acc_norm"),
@@ -153,7 +153,7 @@ class HarnessLM(TemplateLM):
             if options.get("do_sample") or options.get("temperature"):
                 raise ValueError("the task asks for sampling: only greedy decoding is supported")
             until = options.get("until") or []
-            stops.append([until] if isinstance(until, str) else until)
+            stops.append([stop for stop in ([until] if isinstance(until, str) else until) if stop])
             limits.append(min(options.get("max_gen_toks", 256), self.seq_len - 1))
             tokens = self.tok_encode(context) or [self.eot_token_id]
             groups.setdefault(tuple(tokens[limits[i] - self.seq_len:]), []).append(i)
@@ -175,7 +175,7 @@ class HarnessLM(TemplateLM):
                 for row, context in enumerate(batch):
                     for i in groups[context]:
                         text = self.text(made[row][:limits[i]])
-                        texts[i] = text[:min((text.find(stop) for stop in stops[i] if stop and stop in text), default=None)]
+                        texts[i] = text[:min((text.find(stop) for stop in stops[i] if stop in text), default=None)]
                 bar.update(sum(len(groups[context]) for context in batch))
         return texts
 
@@ -233,7 +233,7 @@ def run_tasks(lm, names, manager, num_fewshot, limit):
     specs = [name if name in manager.all_tasks else completion_task(name, COMPLETION[name]) for name in names]
     try:
         loaded = manager.load(specs)
-    except (ConnectionError, OSError) as e:
+    except OSError as e:                                                    # ConnectionError is one
         raise ValueError(f"the data of {', '.join(names)} cannot be had ({models.one_line(e)}): they are downloaded once; "
                          "or give --task_dir with task files of your own") from None
     except Exception as e:                                                  # a broken task file raises anything
@@ -250,13 +250,12 @@ def benchmarks(run, args, groups, single, manager):
 
     Accuracies are in percent. Avg. is the mean of a group's accuracies, as in the papers.
     """
-    tables = []
+    tables, lm = [], HarnessLM(run, args.device, args.batch_tokens, args.seq_len)
+    longest = lm.seq_len
     for group in [*groups, *([None] if single else [])]:
         shots, columns = GROUPS.get(group, (None, {}))
         shots = shots if args.num_fewshot is None else args.num_fewshot
-        lm = HarnessLM(run, args.device, args.batch_tokens, args.seq_len)
-        if group == "recall" and not args.seq_len:
-            lm.seq_len = min(lm.seq_len, 2048)                              # as in the paper
+        lm.seq_len = min(longest, 2048) if group == "recall" and not args.seq_len else longest      # 2,048 as in the paper
         results = run_tasks(lm, list(dict.fromkeys(task for task, _ in columns.values())) or single, manager, shots, args.limit)
         columns = columns or {f"{task} {key.removesuffix(',none')}": (task, key.removesuffix(",none")) for task in single
                               for key in results[task] if key.endswith(",none") and "_stderr" not in key}
@@ -273,7 +272,7 @@ def benchmarks(run, args, groups, single, manager):
 
 
 @torch.inference_mode()
-def mqar(run, device="auto", n_examples=256, seed=0):
+def mqar(run, device="auto", n_examples=256):
     """{column: (value, standard error)}: percent of the queries answered by the likeliest token, per number of pairs.
 
     Multi-query associative recall (Arora et al., "Zoology", arXiv:2312.04927) on examples of data_prep.mqar_example that no
@@ -286,7 +285,7 @@ def mqar(run, device="auto", n_examples=256, seed=0):
     eot = data_prep.run_tokenizer(run, config).eot_token
     with torch.autocast(device.type, torch.bfloat16, enabled=config["options"]["dtype"] == "bf16"):
         for n in (n for n in MQAR_PAIRS if 4 * n <= model.config.max_len):
-            rng = np.random.default_rng((1, seed, n))                       # (0, ...) is the training data
+            rng = np.random.default_rng((1, n))                             # (0, ...) is the training data
             tokens = torch.from_numpy(np.stack([data_prep.mqar_example(rng, n, eot) for _ in range(n_examples)])).to(device)
             asked = slice(1 + 2 * n, None, 2)                               # the keys of the second half
             hits = [(model(rows[:, :-1])[0][:, asked].argmax(-1) == rows[:, 1:][:, asked]).double().mean(-1) for rows in tokens.split(32)]

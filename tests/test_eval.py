@@ -1,4 +1,5 @@
 """eval.py's benchmarks: log-likelihoods and continuations against brute force, the tables, associative recall."""
+import argparse
 import base64
 import json
 import math
@@ -135,8 +136,8 @@ def test_generate_until(name, tmp_path):
     contexts = ["once upon", "a time..", LONG, "", "once upon"]
     whole = [greedy(context, 8) for context in contexts]
     stop = whole[0][3:5]
-    options = [{"max_gen_toks": 8, "until": []}, {"max_gen_toks": 8}, {"max_gen_toks": 8, "do_sample": False, "temperature": 0.0},
-               {"max_gen_toks": 8, "until": "\n\n\n"}, {"max_gen_toks": 8, "until": [stop, "never"]}]
+    options = [{"max_gen_toks": 8, "until": []}, {"max_gen_toks": 8, "until": "\n\n\n"}, {"max_gen_toks": 8, "do_sample": False, "temperature": 0.0},
+               {"max_gen_toks": 8, "until": ["", "\n\n\n"]}, {"max_gen_toks": 8, "until": [stop, "never"]}]
     whole[4] = whole[4][:whole[4].index(stop)]
     for batch_tokens in (1, 16384):
         lm.batch_tokens = batch_tokens
@@ -278,6 +279,20 @@ def test_mistakes(place, words, message, monkeypatch, capsys):
         eval_py.main()
     last = capsys.readouterr().err.strip().split("\n")[-1]
     assert end.value.code == 2 and last.startswith("eval.py: error: ") and message in last
+
+
+def test_recall_reads_2048_tokens(tmp_path, monkeypatch):
+    run, seen = save_run(tmp_path / "run", "gpt", max_len=3000), []
+
+    def results(lm, names, *words):
+        seen.append(lm.seq_len)
+        return {name: {"acc,none": 0.5, "acc_norm,none": 0.5, "contains,none": 0.5} for name in names}
+    monkeypatch.setattr(eval_py, "run_tasks", results)
+    for seq_len in (None, 2500):
+        args = argparse.Namespace(device="cpu", batch_tokens=100, seq_len=seq_len, num_fewshot=None, limit=None)
+        tables = eval_py.benchmarks(run, args, ["recall", "exo"], ["mine"], None)
+        assert [title for title, _ in tables] == ["recall, 0-shot", "exo, 5-shot", "tasks"] and tables[0][1]["Avg."] == (50, None)
+    assert seen == [2048, 3000, 3000, 2500, 2500, 2500]
 
 
 def test_no_network(place):
