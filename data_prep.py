@@ -353,6 +353,24 @@ class Data:
                     idx, targets, row = np.zeros_like(idx), np.full_like(targets, -1), 0
 
 
+def run_data(run, config, path=None) -> Data:
+    """The data at `path`, or else those that the run folder with this config was trained on.
+
+    Raises DataError if they are not there, not the same any more, or not in the tokens of the run.
+    """
+    trained = config["data"]
+    if not path and not trained["path"]:
+        raise DataError(f"{run} was not trained here: name the data with --data")
+    data = Data(path or trained["path"])
+    if not path and data.fingerprint != trained["fingerprint"]:
+        raise DataError(f"{trained['path']} is not what {run} was trained on any more: name the data with --data")
+    own, other = Path(run) / "tokenizer.tiktoken", Path(data.tokenizer)                 # files, unless it is gpt2 or byte
+    same = own.read_bytes() == other.read_bytes() if own.exists() and other.is_file() else data.tokenizer == config["tokenizer"]
+    if not same or data.vocab_size > config["model_config"].get("vocab_size", data.vocab_size):
+        raise DataError(f"{data.path} has other tokens ({data.tokenizer}) than {run} was trained on ({config['tokenizer']})")
+    return data
+
+
 # ------------------------------------------------------------------------------------------------------------ preparation
 
 

@@ -301,17 +301,8 @@ def evaluate(run, args):
     """One row of the table: a dict. ValueError with one line for a run or data that cannot be used."""
     device = models.find_device(args.device)
     model, config = models.load(run, device)
-    opt, trained = config["options"], config["data"]
-    if not args.data and not trained["path"]:
-        raise ValueError(f"{run} was not trained here: name the data with --data")
-    data = data_prep.Data(args.data or trained["path"])
-    if not args.data and data.fingerprint != trained["fingerprint"]:
-        raise ValueError(f"{trained['path']} is not what {run} was trained on any more: name the data with --data")
-    own, other = Path(run) / "tokenizer.tiktoken", Path(data.tokenizer)     # files, unless the tokenizer is gpt2 or byte
-    same = own.read_bytes() == other.read_bytes() if own.exists() and other.is_file() else data.tokenizer == config["tokenizer"]
-    if not same or data.vocab_size > model.config.vocab_size:
-        raise ValueError(f"{data.path} has other tokens ({data.tokenizer}) than {run} was trained on ({config['tokenizer']})")
-    seq_len = args.seq_len or opt["seq_len"]
+    opt = config["options"]
+    data, seq_len = data_prep.run_data(run, config, args.data), args.seq_len or opt["seq_len"]
     if seq_len > model.config.max_len:
         raise ValueError(f"--seq_len {seq_len} is longer than max_len {model.config.max_len} of {run}")
     batch = max(1, args.batch_tokens // seq_len)

@@ -16,6 +16,7 @@ import math
 import os
 import platform
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -212,6 +213,13 @@ def load_optimizer(opt, state, step):
             t.broadcast_to(p.shape)                                             # a RuntimeError unless it fits
 
 
+def peak_bytes(device):
+    """Most memory held so far: by tensors on a GPU, by the whole process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 def kept_rows(path, step):
     """The rows of log.jsonl up to a step; a line that is not one, cut off by a crash for instance, is dropped."""
     rows = []
@@ -406,7 +414,7 @@ def main(argv):
             began = time.perf_counter()
             mine = islice(data.val_batches(opt.eval_tokens, micro, opt.seq_len), rank, None, world)
             row = models.evaluate(model, mine, token_bytes, autocast, dist.all_reduce if ranked else None)
-            row["eval_s"] = time.perf_counter() - began
+            row |= {"eval_s": time.perf_counter() - began, "peak_bytes": peak_bytes(device)}
             if rank == 0:
                 with autocast:
                     row["stats"] = model.stats(next(data.val_batches(None, min(micro, 4), opt.seq_len))[0].to(device))

@@ -54,6 +54,8 @@ class Bomb:
 def good_folder(folder):
     """What the cases are copies of: data, data with a vocabulary of its own, a finished run on each, texts."""
     folder.mkdir()
+    (folder.parent / "without").mkdir()
+    (folder.parent / "without" / "matplotlib.py").write_text("raise ImportError")
     prepare(folder)
     (folder / "words.txt").rename(folder / "a.txt")
     (folder / "a.txt").write_text((folder / "a.txt").read_text()[:20_000])
@@ -173,7 +175,7 @@ def value_for(kind, rng):
 def users_of(folder, run):
     """Commands that read a data folder and a run made on it."""
     return [["train.py", *flags(**SMALL, data=folder, out="new")], ["train.py", "--resume", run], ["eval.py", run, *SHORT],
-            ["eval.py", run, "--data", folder, *SHORT], ["sample.py", run, "--max_new_tokens", "5", "--prompt", "the"]]
+            ["eval.py", run, "--data", folder, *SHORT], ["analyze.py", "probe", run, "--out", "new", *SHORT], ["sample.py", run, "--max_new_tokens", "5", "--prompt", "the"]]
 
 
 def text_commands():
@@ -201,7 +203,8 @@ def spoil_run(folder, rng):
     run = rng.choice(["run", "run of its own"])
     path = rng.choice([folder / run / name for name in (*["ckpt.pt"] * 6, "config.json", "log.jsonl")])
     said = spoil_checkpoint(path, rng) if path.name == "ckpt.pt" and rng.random() < 0.8 else spoil_bytes(path, rng)
-    return said, rng.choice(users_of("data" if run == "run" else "own", run)[1:])
+    curves = [["analyze.py", "curves", run, "--out", "new"]]
+    return said, rng.choice(curves if path.suffix != ".pt" else users_of("data" if run == "run" else "own", run)[1:])
 
 
 def spoil_text(folder, rng):
@@ -211,7 +214,7 @@ def spoil_text(folder, rng):
 
 
 def command_line(folder, rng):
-    script = rng.choice(["train.py"] * 5 + ["eval.py", "sample.py", "data_prep.py", "bench.py"])
+    script = rng.choice(["train.py"] * 5 + ["eval.py", "sample.py", "data_prep.py", "bench.py", "analyze.py"])
     if script == "train.py":
         model = rng.choice(models.names())
         known = [(f.name, f.type) for cls in (train.Options, models.module(model).Config) for f in fields(cls)]
@@ -219,12 +222,13 @@ def command_line(folder, rng):
     else:
         help_text = {"eval.py": "data:str tokens:int seq_len:int batch_tokens:int device:str json:str",
                      "sample.py": "prompt:str n:int max_new_tokens:int temperature:float top_k:int seed:int device:str",
+                     "analyze.py": "out:str data:str tokens:int batch_tokens:int device:str",
                      "data_prep.py": "name:str out:str tokenizer:str train_bpe:int val_frac:float val:str field:str shard_tokens:int",
                      "bench.py": "models:str preset:str n_layer:int d_model:int n_head:int n_kv_head:int d_ff:int vocab_size:int seq_len:int "
                                  "batch:int dtype:str rounds:int prompt:int new_tokens:int device:str json:str ranks:int"}[script]
         known = [tuple(word.split(":")) for word in help_text.split()]
         known = [(name, {"int": int, "float": float, "str": str}[kind]) for name, kind in known]
-        words = {"eval.py": ["run", *SHORT], "sample.py": ["run", "--max_new_tokens", "5"],
+        words = {"eval.py": ["run", *SHORT], "analyze.py": ["probe", "run", "--out", "new", *SHORT], "sample.py": ["run", "--max_new_tokens", "5"],
                  "data_prep.py": ["text", "a.txt", "--name", "new", "--tokenizer", "byte"],
                  "bench.py": "--models gpt --n_layer 1 --d_model 32 --n_head 1 --vocab_size 64 --seq_len 16 --rounds 1 --prompt 4 "
                              "--new_tokens 2 --no-compile --device cpu --profile trace.json".split()}[script]
@@ -259,7 +263,7 @@ def case(i, seed, good, folder, scripts):
     named = [word.removeprefix("--json=") for flag, word in pairwise(words) if flag == "--json" or word.startswith("--json=")]
     if any("\0" in word for word in words):
         words = [word.replace("\0", "") for word in words]                      # no command line can hold it
-    done = scripts.run(*words, cwd=folder)
+    done = scripts.run(*words, cwd=folder, PYTHONPATH=str(good.parent / "without"))         # without matplotlib, for speed
     after, lines, broken = tree_of(folder), done.stderr.strip("\n").split("\n"), []
     if done.returncode is None:
         broken.append("a hang")
