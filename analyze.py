@@ -44,25 +44,23 @@ def read_log(run):
     """{"run", "config", "train", "val"} of a run folder; config.json and log.jsonl are enough. ValueError without them."""
     try:
         config = json.loads((Path(run) / "config.json").read_text())
-        found = {"model", "model_config", "options", "data"} <= set(config) and "fingerprint" in config["data"]
         lines = (Path(run) / "log.jsonl").read_text().splitlines()
-    except (OSError, ValueError, TypeError) as e:
+        found = [config["model"], config["model_config"], config["data"]["fingerprint"]]
+        found += [config["options"][name] for name in ("seed", "seq_len", "eval_tokens")]
+    except (OSError, ValueError, TypeError, KeyError) as e:
         raise ValueError(f"{run} is not the folder of a run: {models.one_line(e)}") from None
-    if not found:
-        raise ValueError(f"{run}/config.json is not one of train.py's")
     rows = {"train": [], "val": []}
     for line in lines:
         try:
             row = json.loads(line)
-            rows[row["kind"]].append({key: row[key] for key in {"step", "tokens", "loss", "tok_s", "peak_bytes"} & set(row)})
-            row["step"], row["tokens"], row["loss"]
+            needed = {"train": ("tok_s",), "val": ("tokens", "loss")}[row["kind"]]
+            rows[row["kind"]].append({key: row[key] + 0 for key in (*needed, *({"peak_bytes"} & set(row)))})
         except (ValueError, KeyError, TypeError):
             if line is not lines[-1]:                                       # the last may be cut off
                 raise ValueError(f"{run}/log.jsonl has a line that is not train.py's: {line[:80]!r}") from None
-    rows = {kind: [row for row in some if "loss" in row] for kind, some in rows.items()}
     if len(rows["val"]) < 2 or not rows["train"]:
         raise ValueError(f"{run} has not reached its second validation yet")
-    return {"run": str(run), "config": config, **rows}
+    return {"run": str(run), "config": config, "seed": found[3], **rows}
 
 
 def systems(runs):
@@ -103,100 +101,82 @@ def crossing(points, level):
     return None
 
 
-def difference(some, base):
-    """(mean, half of its 95% interval) of final loss minus that of the run in `base` with the same seed (same batches).
+def gaps(some, base, tokens):
+    """Losses after so many tokens minus those of the run in `base` with the same seed, hence the same batches."""
+    at = [{run["seed"]: row["loss"] for run in group for row in run["val"] if row["tokens"] == tokens} for group in (some, base)]
+    return [at[0][seed] - at[1][seed] for seed in at[0] if seed in at[1]]
 
-    The interval is Student's for paired differences; None with fewer than two common seeds.
-    """
-    ends = [{run["config"]["options"]["seed"]: run["val"][-1]["loss"] for run in group} for group in (some, base)]
-    gaps = [ends[0][seed] - ends[1][seed] for seed in sorted(set(ends[0]) & set(ends[1]))]
-    if len(gaps) < 2:
-        return (gaps[0] if gaps else None), None
-    t = T95[min(len(gaps) - 1, len(T95)) - 1]
-    return mean(gaps), t * stdev(gaps) / math.sqrt(len(gaps))
+
+def interval(values):
+    """(mean, half of its 95% interval by Student's t) of a sample; None for what it is too small for."""
+    if len(values) < 2:
+        return (values[0] if values else None), None
+    return mean(values), T95[min(len(values) - 1, len(T95)) - 1] * stdev(values) / math.sqrt(len(values))
 
 
 def summarise(groups, baseline):
-    """{label: row of the table} of systems()'s groups."""
-    base = groups[baseline]
-    level, rows = mean(run["val"][-1]["loss"] for run in base), {}
-    for label, some in groups.items():
-        ends = [run["val"][-1]["loss"] for run in some]
+    """{label: row of the table} of systems()'s groups, the baseline first. The last validation that all seeds have counts."""
+    rows, level = {}, curve(groups[baseline])[-1]
+    for label, some in {baseline: groups[baseline], **groups}.items():
         points = curve(some)
-        reached = points[-1][0] if some is base else crossing(points, level)
-        gap, half = (0.0, None) if some is base else difference(some, base)
-        peaks = [max(row["peak_bytes"] for row in run["val"]) for run in some if all("peak_bytes" in row for row in run["val"])]
+        ends = [row["loss"] for run in some for row in run["val"] if row["tokens"] == points[-1][0]]
+        gap, half = interval(gaps(some, groups[baseline], level[0])) if points[-1][0] == level[0] else (None, None)
+        peaks = [max(row.get("peak_bytes", 0) for row in run["val"]) for run in some]
         rows[label] = {
-            "runs": [run["run"] for run in some], "seeds": [run["config"]["options"]["seed"] for run in some],
-            "tokens": points[-1][0], "loss": mean(ends), "loss_sd": stdev(ends) if len(ends) > 1 else None,
-            "difference": gap, "difference_95": half, "tokens_to_baseline": reached,
+            "runs": [run["run"] for run in some], "seeds": [run["seed"] for run in some], "tokens": points[-1][0],
+            "loss": points[-1][1], "loss_sd": stdev(ends) if len(ends) > 1 else None, "difference": gap, "difference_95": half,
+            "tokens_to_baseline": level[0] if label == baseline else crossing(points, level[1]),
             "tok_s": mean(median(row["tok_s"] for row in run["train"]) for run in some),
-            "peak_bytes": mean(peaks) if peaks else None, "curve": points}
+            "peak_bytes": mean(peaks) if min(peaks) else None, "curve": points}
     return rows
 
 
 def table(rows, baseline):
     """The rows of summarise() as Markdown."""
-    def cell(x, form, scale=1):
-        return "-" if x is None else format(x / scale, form)
-    lines = [f"| system | seeds | final loss (nats) | difference to {baseline} (95% interval) | tokens to reach {baseline}'s final loss "
-             "| tokens/s | peak GiB |", "|---|---|---|---|---|---|---|"]
+    lines = [f"| system | seeds | tokens | final loss (nats) | difference to {baseline} (95% interval) "
+             f"| tokens to reach {baseline}'s final loss | tokens/s | peak GiB |", "|---|---|---|---|---|---|---|---|"]
     for label, r in rows.items():
-        spread = "" if r["loss_sd"] is None else f" ± {r['loss_sd']:.4f}"
-        gap = cell(r["difference"], "+.4f") + ("" if r["difference_95"] is None else f" ± {r['difference_95']:.4f}")
-        whole = rows[baseline]["tokens"]
-        reached = "not reached" if r["tokens_to_baseline"] is None else (
-            f"{r['tokens_to_baseline'] / 1e6:,.2f}M ({whole / r['tokens_to_baseline']:.2f}x fewer)" if r["difference"] else
-            f"{whole / 1e6:,.2f}M")
-        lines.append(f"| `{label}` | {len(r['seeds'])} | {r['loss']:.4f}{spread} | {'' if label == baseline else gap} | {reached} "
-                     f"| {r['tok_s']:,.0f} | {cell(r['peak_bytes'], '.2f', 2 ** 30)} |")
+        loss = f"{r['loss']:.4f}" + ("" if r["loss_sd"] is None else f" ± {r['loss_sd']:.4f}")
+        gap = "-" if r["difference"] is None or label == baseline else f"{r['difference']:+.4f}" + (
+            "" if r["difference_95"] is None else f" ± {r['difference_95']:.4f}")
+        reached = "-" if label == baseline else "not reached" if r["tokens_to_baseline"] is None else (
+            f"{r['tokens_to_baseline'] / 1e6:,.2f}M ({rows[baseline]['tokens'] / r['tokens_to_baseline']:.2f}x fewer)")
+        peak = "-" if r["peak_bytes"] is None else f"{r['peak_bytes'] / 2 ** 30:.2f}"
+        lines.append(f"| `{label}` | {len(r['seeds'])} | {r['tokens'] / 1e6:,.2f}M | {loss} | {gap} | {reached} | {r['tok_s']:,.0f} | {peak} |")
     return "\n".join(lines) + "\n"
 
 
 def draw_curves(rows, groups, baseline):
-    """Two rows of panels, losses and differences to the baseline; over tokens on the left, over time on the right."""
+    """Losses above, differences to the baseline below, over tokens on the left and over time on the right."""
     fig, axes = plt.subplots(2, 2, figsize=(11, 7.5), sharex="col", sharey="row", layout="constrained")
-    base = dict(rows[baseline]["curve"])
-    speed = {label: r["tok_s"] for label, r in rows.items()}
+    base, late = rows[baseline]["curve"], []
     for (label, r), (color, dash) in zip(rows.items(), styles()):
-        xs, ys = zip(*r["curve"])
-        for ax, scale in zip(axes.T, (1e6, 60 * speed[label])):
-            at = [x / scale for x in xs]
-            ax[0].plot(at, ys, dash, color=color, label=label, lw=1.8 if label == baseline else 1.4)
-            if scale == 1e6:
-                gaps = [(x / scale, y - base[x]) for x, y in r["curve"] if x in base]
-            else:                                                           # the baseline at the same time
-                old = [(x / (60 * speed[baseline]), y) for x, y in rows[baseline]["curve"]]
-                gaps = [(x, y - between(old, x)) for x, y in zip(at, ys) if old[1][0] <= x <= old[-1][0]]
-            ax[1].plot(*zip(*gaps or [((), ())]), dash, color=color, lw=1.8 if label == baseline else 1.4)
-        if label != baseline:
-            spread = [(x, [one[x] - other[x] for one, other in paired(groups[label], groups[baseline], x)]) for x in xs]
-            spread = [(x / 1e6, mean(g), stdev(g)) for x, g in spread if len(g) > 1]
-            if spread:
-                xs, mid, sd = zip(*spread)
-                axes[1, 0].fill_between(xs, [m - s for m, s in zip(mid, sd)], [m + s for m, s in zip(mid, sd)], color=color,
-                                        alpha=0.15, lw=0)
-    early = [r["curve"][1][1] for r in rows.values()]
-    low = min(y for r in rows.values() for _, y in r["curve"])
-    axes[0, 0].set_ylim(low - 0.05 * (max(early) - low), max(early))
-    late = [abs(y - base[x]) for r in rows.values() for x, y in r["curve"][2:] if x in base] or [0.01]
-    axes[1, 0].set_ylim(-1.3 * max(late) - 1e-3, 1.3 * max(late) + 1e-3)
+        look = dict(color=color, ls=dash, lw=2 if label == baseline else 1.4)
+        for ax, scales in zip(axes.T, [(1e6, 1e6), (60 * r["tok_s"], 60 * rows[baseline]["tok_s"])]):
+            points, old = ([(x / scale, y) for x, y in some] for some, scale in zip((r["curve"], base), scales))
+            ax[0].plot(*zip(*points), label=label, **look)
+            points = [(x, y - between(old, x)) for x, y in points if old[1][0] <= x <= old[-1][0]]
+            if points:
+                ax[1].plot(*zip(*points), **look)
+                late += [abs(y) for x, y in points[1:] if math.isfinite(y)]
+        spread = [(x / 1e6, gaps(groups[label], groups[baseline], x)) for x, _ in r["curve"][1:]]
+        spread = [(x, mean(g) - stdev(g), mean(g) + stdev(g)) for x, g in spread if len(g) > 1]
+        if spread and label != baseline:
+            axes[1, 0].fill_between(*zip(*spread), color=color, alpha=0.15, lw=0)
+    finite = [[y for _, y in r["curve"][1:] if math.isfinite(y)] or [0.0] for r in rows.values()]
+    low, high = min(map(min, finite)), max(ys[0] for ys in finite)
+    axes[0, 0].set_ylim(low - 0.05 * (high - low) - 1e-3, high + 1e-3)
+    top = 1.2 * max(late, default=0.01) + 1e-3
+    axes[1, 0].set_ylim(-top, top)
     axes[0, 0].set_ylabel("validation loss (nats per token)")
     axes[1, 0].set_ylabel(f"difference to {baseline} (nats per token)")
     axes[1, 0].set_xlabel("training tokens (millions)")
     axes[1, 1].set_xlabel("training time (minutes, at the median speed of the runs)")
-    n = sorted({len(r["seeds"]) for r in rows.values()})
-    axes[0, 1].legend(title=f"mean of {'-'.join(map(str, n))} seed{'s' * (n != [1])}", fontsize=9, frameon=False)
+    seeds = sorted({len(r["seeds"]) for r in rows.values()})
+    axes[0, 1].legend(title=f"mean of {'-'.join(map(str, seeds))} seed{'s' * (seeds != [1])}", fontsize=9, frameon=False)
     for ax in axes.flat:
         ax.grid(alpha=0.3, lw=0.6)
     return fig
-
-
-def paired(some, base, tokens):
-    """For each common seed, the validation losses {tokens: loss} of both runs, where both have the one at `tokens`."""
-    at = [{run["config"]["options"]["seed"]: {row["tokens"]: row["loss"] for row in run["val"]} for run in group}
-          for group in (some, base)]
-    return [(at[0][seed], at[1][seed]) for seed in sorted(set(at[0]) & set(at[1])) if tokens in at[0][seed] and tokens in at[1][seed]]
 
 
 def between(points, x):
@@ -214,9 +194,8 @@ def styles():
 
 def curves(args):
     runs = [read_log(run) for run in args.runs]
-    for name, of in (("data", lambda c: c["data"]["fingerprint"]), ("eval_tokens", lambda c: c["options"]["eval_tokens"]),
-                     ("seq_len", lambda c: c["options"]["seq_len"])):
-        seen = {of(run["config"]): run["run"] for run in runs}
+    for name in ("data", "eval_tokens", "seq_len"):
+        seen = {json.dumps({**run["config"]["options"], "data": run["config"]["data"]["fingerprint"]}[name]): run["run"] for run in runs}
         if len(seen) > 1:
             a, b, *_ = seen.values()
             raise ValueError(f"{a} and {b} differ in {name}: their losses cannot be compared")
@@ -225,7 +204,7 @@ def curves(args):
     baseline = args.baseline or ("gpt" if "gpt" in groups else (plain or list(groups))[0])
     if baseline not in groups:
         raise ValueError(f"no system {baseline!r} among the runs: choose from {', '.join(map(repr, groups))}")
-    rows = summarise({baseline: groups[baseline], **groups}, baseline)
+    rows = summarise(groups, baseline)
     text = table(rows, baseline)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "curves.md").write_text(text)
@@ -265,7 +244,7 @@ class SeeAttention(TorchFunctionMode):
 
 
 def attention_weights(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """Softmax weights (B, H, T, T) in fp32 of a scaled_dot_product_attention with these arguments."""
+    """Softmax weights (B, H, T, T) of a scaled_dot_product_attention with these arguments."""
     k = k.repeat_interleave(q.size(1) // k.size(1), dim=1)
     scores = q @ k.mT * (q.size(-1) ** -0.5 if scale is None else scale)
     if is_causal:
@@ -447,12 +426,12 @@ def value_matrix(model, record):
         A = torch.eye(L)
         for n, a, b in zip(range(L - len(l1), L), l1, l2):
             A[n, n] = b
-            A[n, 0] += a
+            A[n, 0] = a
         return {"v": A}
     if record.called["value_gate"]:                                                 # satformer
         A, read = torch.eye(L), record.called["value_gate"]
         for n, alpha in zip(range(L - len(read), L), read):
-            A[n, 0] += alpha.mean().cpu()
+            A[n, 0] = alpha.mean().cpu()
         return {"v": A}
     ratios = mix_weights(model, record)
     if not ratios:
@@ -462,7 +441,7 @@ def value_matrix(model, record):
     for s, per_layer in ratios.items():
         for n, (a, own) in zip(range(L - len(per_layer), L), per_layer):
             out[s][n, n + outside] = own.mean()
-            out[s][n, 0] += a.mean()
+            out[s][n, 0] = a.mean()
     return out
 
 
@@ -532,7 +511,7 @@ def averaged(model, batches, quiet_ids):
 
 def loss_of(model, batches):
     """Mean cross-entropy in nats per token."""
-    return mean(model(idx, targets)[1].item() for idx, targets in batches for idx, targets in zip(idx.split(1), targets.split(1)))
+    return sum(model(idx, targets)[1].item() * len(idx) for idx, targets in batches) / sum(len(idx) for idx, _ in batches)
 
 
 def spaces(means):
@@ -547,9 +526,11 @@ def interventions(model, batches):
     gates = {i: block.attn.value_gate for i, block in enumerate(model.blocks, start=1) if hasattr(block.attn, "value_gate")}
     if not gates:
         return {}
+
     def perplexity(change):
         with replaced(change):
             return math.exp(loss_of(model, batches))
+
     base = perplexity({})
     with recorded(model) as record:
         averages, rows = [0.0] * len(gates), 0
@@ -578,18 +559,17 @@ def without_anchor(model, batches, quiet_ids):
 def measure(model, batches, quiet_ids):
     """All numbers of one model: a dict that JSON can hold. batches: [(idx, targets)], int64 (B, T), full rows."""
     means = averaged(model, batches, quiet_ids)
-    get = lambda name: means[name].tolist() if name in means else None                       # noqa: E731
-    part = lambda kind: {n.split(".")[1]: x for n, x in means.items() if n.startswith(f"{kind}.")}  # noqa: E731
     out = {"loss": means["lens"][-1].item(), "tokens": sum(idx.numel() for idx, _ in batches), **spaces(means)}
-    out |= {name: get(name) for name in ("entropy", "sink", "active", "layer_similarity", "norm", "lens", "gate", "value_gate",
-                                         "value_gate_zeros", "depth_error")}
-    for kind in ("adjacent", "depth", "values", "lambda_anchor", "lambda_self"):
-        out[kind] = {name: x.tolist() for name, x in part(kind).items()}
-    if means.get("value_gate") is not None:                                         # spread over the heads, of their means
+    for name in ("entropy", "sink", "active", "layer_similarity", "norm", "lens", "gate", "value_gate", "value_gate_zeros", "depth_error"):
+        out[name] = means[name].tolist() if name in means else None
+    parts = {kind: {name.split(".")[1]: x for name, x in means.items() if name.startswith(f"{kind}.")}
+             for kind in ("adjacent", "depth", "values", "lambda_anchor", "lambda_self", "dynamic")}
+    out |= {kind: {name: x.tolist() for name, x in part.items()} for kind, part in parts.items() if kind != "dynamic"}
+    if "value_gate" in means:                                                       # spread over the heads, of their means
         g = means["value_gate"]
         out["value_gate_cv"] = (g.std(-1, correction=0) / g.mean(-1).clamp(min=1e-12)).tolist()
     out["dynamic"] = {}
-    for i, w in part("dynamic").items():                                            # MUDDFormer (appendix G)
+    for i, w in parts["dynamic"].items():                                           # MUDDFormer (appendix G)
         aggregate = model.aggregate[i]
         norm, sd = means["dynamic_norm"][aggregate.sources], (means[f"dynamic_square.{i}"] - w.square()).clamp(min=0).sqrt()
         out["dynamic"][i] = {"streams": aggregate.streams, "sources": aggregate.sources, "mean": (w * norm).tolist(),
@@ -848,7 +828,9 @@ def probe(args):
     found = dict(sorted(found.items(), key=lambda item: item[1]["model"] != "gpt"))     # the baseline is black
     args.out.mkdir(parents=True, exist_ok=True)
     for name, numbers in found.items():
-        (args.out / f"{name}.json").write_text(json.dumps(numbers) + "\n")
+        maps = {"maps": numbers["maps"]}
+        (args.out / f"{name}.json").write_text(json.dumps({key: x for key, x in numbers.items() if key not in maps}) + "\n")
+        (args.out / f"maps-{name}.json").write_text(json.dumps(maps) + "\n")
     draws = {"layers": draw_layers, "depth": draw_depth, "similarity": draw_similarity, "gates": draw_gates, "anchors": draw_anchors,
              "dynamic": draw_dynamic}
     save({**{kind: lambda draw=draw: draw(found) for kind, draw in draws.items()},
@@ -864,7 +846,7 @@ def main(argv=None):
     one.add_argument("--baseline", metavar="SYSTEM", help="the system that the others are compared with, as the table calls it (gpt)")
     two = commands.add_parser("probe", allow_abbrev=False, help="what trained models do inside")
     two.add_argument("runs", nargs="+", help="run folders with a checkpoint")
-    two.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for pictures and RUN.json")
+    two.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for pictures, RUN.json and maps-RUN.json")
     two.add_argument("--data", help="data folder; none: the one the run was trained on")
     two.add_argument("--tokens", type=int, default=16384, help="first tokens of the validation split to look at (%(default)s)")
     two.add_argument("--batch_tokens", type=int, default=2048, help="tokens per forward pass (%(default)s)")

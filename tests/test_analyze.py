@@ -1,9 +1,7 @@
 """analyze.py: every number against a case whose answer is known, or against a naive computation in float64."""
 import json
 import math
-import sys
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
@@ -182,6 +180,7 @@ def test_depth_matrix_makes_every_input_from_the_outputs(name, options):
     assert (A["r"] @ outputs - torch.stack(record.reads, dim=-2)).abs().max() < 1e-9
     assert torch.equal(A["r"], A["r"].tril())
     for stream in set(A) & set(record.streams):                                     # q, k, v and r of muddformer's blocks
+        assert torch.equal(A[stream][..., 1::2, :], A["r"][..., 1::2, :])          # MLPs read r alone
         assert ((A[stream] @ outputs)[..., :-1:2, :] - torch.stack(record.streams[stream], dim=-2)).abs().max() < 1e-9
     assert set(A) == (set("qkvr") if name == "muddformer" else {"r"})
     assert numbers(model)["depth_error"] < 1e-9
@@ -393,12 +392,12 @@ def test_table_against_numbers_by_hand(tmp_path, capsys):
     rows = json.loads((tmp_path / "out" / "curves.json").read_text())
     assert list(rows) == ["gpt", "satformer"]
     g, s = rows.values()
-    assert g["loss"] == pytest.approx(3.1) and g["loss_sd"] == pytest.approx(0.1) and g["difference"] == 0
+    assert g["loss"] == pytest.approx(3.1) and g["loss_sd"] == pytest.approx(0.1) and g["difference_95"] == 0
     assert s["loss"] == pytest.approx(2.9) and s["difference"] == pytest.approx(-0.2)               # gaps -0.2, -0.1, -0.3
     assert s["difference_95"] == pytest.approx(4.3027 * 0.1 / math.sqrt(3), rel=1e-4)
     assert g["tokens_to_baseline"] == 2000 and s["tokens_to_baseline"] == pytest.approx(1000 + 1000 * (3.5 - 3.1) / (3.5 - 2.9))
     assert g["tok_s"] == 1000 and s["tok_s"] == 500 and s["peak_bytes"] == 2 ** 31
-    line = "| `satformer` | 3 | 2.9000 ± 0.1732 | -0.2000 ± 0.2484 | 0.00M (1.20x fewer) | 500 | 2.00 |\n"
+    line = "| `satformer` | 3 | 0.00M | 2.9000 ± 0.1732 | -0.2000 ± 0.2484 | 0.00M (1.20x fewer) | 500 | 2.00 |\n"
     text = (tmp_path / "out" / "curves.md").read_text()
     assert line in text and text in capsys.readouterr().out
     assert (tmp_path / "out" / "curves.png").stat().st_size > 10_000
@@ -426,11 +425,29 @@ def test_seeds_are_paired_and_one_seed_has_no_interval(tmp_path):
         return [analyze.read_log(run) for run in runs]
     base = read(*(write_run(tmp_path / f"b{s}", [9, s], s) for s in (1, 2, 3)))
     some = read(*(write_run(tmp_path / f"a{s}", [9, s + gap], s) for s, gap in ((3, 0.5), (2, 0.7), (7, 100))))
-    assert analyze.difference(some, base) == (pytest.approx(0.6), pytest.approx(12.706 * math.sqrt(0.02) / math.sqrt(2)))
-    assert analyze.difference(some[:1], base) == (pytest.approx(0.5), None)
-    assert analyze.difference(some[2:], base) == (None, None)
-    lone = analyze.summarise({"gpt": base, "x": some[2:]}, "gpt")
+    assert analyze.interval(analyze.gaps(some, base, 1000)) == (pytest.approx(0.6), pytest.approx(12.706 * math.sqrt(0.02) / math.sqrt(2)))
+    assert analyze.interval(analyze.gaps(some[:1], base, 1000)) == (pytest.approx(0.5), None)
+    assert analyze.interval(analyze.gaps(some[2:], base, 1000)) == (None, None) == analyze.interval(analyze.gaps(some, base, 77))
+    lone = analyze.summarise({"x": some[2:], "gpt": base}, "gpt")
+    assert list(lone) == ["gpt", "x"]
     assert lone["x"]["tokens_to_baseline"] is None and "| - | not reached |" in analyze.table(lone, "gpt")
+
+
+def test_only_losses_after_equal_tokens_are_compared(tmp_path):
+    base = [analyze.read_log(write_run(tmp_path / f"b{s}", [9, 5, 3 + s], s)) for s in (0, 1)]
+    more = [analyze.read_log(write_run(tmp_path / f"m{s}", [9, 5, 4, 2], s)) for s in (0, 1)]
+    late = [analyze.read_log(write_run(tmp_path / "l0", [9, 4, 1], 0)), analyze.read_log(write_run(tmp_path / "l1", [9, 4], 1))]
+    rows = analyze.summarise({"gpt": base, "more": more, "late": late}, "gpt")
+    assert rows["more"]["difference"] is None and rows["more"]["loss"] == 2
+    assert rows["late"]["loss"] == 4 and rows["late"]["loss_sd"] == 0 and rows["late"]["tokens"] == 1000    # what both seeds have
+    assert rows["gpt"]["loss"] == 3.5 and rows["more"]["tokens_to_baseline"] == 2250
+
+
+def test_a_run_that_diverged_is_shown(tmp_path):
+    runs = [write_run(tmp_path / "a", [9, 5, 4]), write_run(tmp_path / "b", [9, 5, math.nan], model="satformer")]
+    analyze.main(["curves", *map(str, runs), "--out", str(tmp_path / "o")])
+    assert "| `satformer` | 1 | 0.00M | nan | +nan | not reached |" in (tmp_path / "o" / "curves.md").read_text()
+    assert (tmp_path / "o" / "curves.png").exists()
 
 
 # ------------------------------------------------------------------------------------------------------------ command line
@@ -461,7 +478,9 @@ def test_probe_of_every_model(trained, tmp_path):
     for name in models.names():
         found = json.loads((tmp_path / "o" / f"{name}.json").read_text())
         assert found["model"] == name and found["step"] == 3 and found["tokens"] == 512 and len(found["entropy"]) == 2
-        assert found["depth_error"] < 1e-5 and len(found["maps"]) == 2 and found["active"][0][0] < 1
+        assert found["depth_error"] < 1e-5 and found["active"][0][0] < 1
+        maps = torch.tensor(json.loads((tmp_path / "o" / f"maps-{name}.json").read_text())["maps"])
+        assert maps.shape == (2, 2, 32, 32) and torch.allclose(maps.sum(-1), torch.tensor(1.0), atol=2e-3)
         assert (tmp_path / "o" / f"maps-{name}.png").stat().st_size > 10_000
     for name in ("layers", "depth", "similarity", "gates", "anchors", "dynamic"):
         assert (tmp_path / "o" / f"{name}.png").stat().st_size > 10_000
@@ -470,7 +489,7 @@ def test_probe_of_every_model(trained, tmp_path):
 def test_full_stops_and_newlines_are_quiet(trained, monkeypatch):
     folder, _ = trained
     seen = []
-    monkeypatch.setattr(analyze, "measure", lambda model, batches, quiet: seen.append(sorted(quiet.tolist())) or {"loss": 1.0, "tokens": 1})
+    monkeypatch.setattr(analyze, "measure", lambda model, batches, quiet: seen.append(sorted(quiet.tolist())) or {"loss": 1.0, "tokens": 1, "maps": []})
     monkeypatch.setattr(analyze, "save", lambda figures, out: None)
     monkeypatch.chdir(folder)
     analyze.main(["probe", "gpt", "--out", "o2", "--device", "cpu"])
@@ -491,7 +510,7 @@ def test_without_matplotlib_the_numbers_are_there(trained, tmp_path):
     for words in (["curves", "gpt"], ["probe", "gpt", "--tokens", "64"]):
         done = scripts.run("analyze.py", *words, "--out", tmp_path / "o", cwd=folder, PYTHONPATH=str(tmp_path))
         assert done.returncode == 0 and done.stderr == "analyze.py: no pictures, only numbers: they need matplotlib: pip install matplotlib\n"
-    assert sorted(p.name for p in (tmp_path / "o").iterdir()) == ["curves.json", "curves.md", "gpt.json"]
+    assert sorted(p.name for p in (tmp_path / "o").iterdir()) == ["curves.json", "curves.md", "gpt.json", "maps-gpt.json"]
 
 
 @pytest.mark.parametrize("words, message", [

@@ -1,9 +1,10 @@
 """The study of this folder: python results/study-cpu/study.py --data wiki     (from the repository's top, hours on 2 cores)
 
-Three stages, all with the same data, batches and steps; runs that are done are not repeated, so it can be interrupted.
+Three stages, all with the same data and batches; runs that are done are not repeated, so it can be interrupted.
     search  gpt alone, 3 x 3 rates for Muon and AdamW, short runs: the centre of the next stage
     tune    every model at 1/2, 1 and 2 times the centre, short runs, a seed of its own
     final   every model at its best rates, long runs, several seeds
+Then the logs are copied here, and analyze.py makes the curves of all and the probes of seed 0.
 """
 import argparse
 import json
@@ -15,15 +16,22 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
-TOP = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+TOP = HERE.parents[1]
 MODELS = {
     "gpt": [], "gpt-gated": ["--gate", "elementwise"], "resformer": [], "exoformer": [], "satformer": [], "muddformer": [],
     "attnres": []}                                                          # name in the tables: options
 COMMON = dict(n_layer=8, d_model=128, n_head=4, max_len=256, seq_len=256, batch_tokens=2048, warmup_steps=30,
               eval_tokens=65536)
-SHORT, LONG = dict(max_steps=240, eval_every=240, save_every=240), dict(max_steps=640, eval_every=80, save_every=640)
+LENGTHS = {"short": dict(max_steps=240, eval_every=240, save_every=240), "long": dict(max_steps=640, eval_every=80, save_every=640)}
 MUON, ADAMW, FACTORS = (0.0025, 0.005, 0.01), (0.006, 0.012, 0.024), (0.5, 1, 2)
 TUNING_SEED = 100
+CLAIMS = [  # (what should have the lower loss, than what, says who)
+    ("gpt gate=elementwise", "gpt", "gated attention; ExoFormer, table 1"), ("resformer", "gpt", "ResFormer; SATFormer, table 5"),
+    ("satformer", "gpt", "SATFormer, table 5"), ("satformer", "resformer", "SATFormer, table 5: at every scale"),
+    ("exoformer", "gpt gate=elementwise", "ExoFormer, table 1"), ("exoformer", "resformer", "ExoFormer, table 1"),
+    ("muddformer", "gpt", "MUDDFormer, figure 3"), ("muddformer", "resformer", "SATFormer, table 5, at its larger scales"),
+    ("satformer", "muddformer", "SATFormer, table 5, at its smaller scale"), ("attnres", "gpt", "Attention Residuals")]
 
 
 def val(run, step):
@@ -37,7 +45,7 @@ def val(run, step):
 
 def train(args, out, name, seed, muon_lr, adamw_lr, length):
     """One run, in one thread; made again from its beginning if it was cut off. Returns its last validation loss."""
-    run = args.out / out
+    run, length = args.out / out, LENGTHS[length]
     if val(run, length["max_steps"]) is None:
         shutil.rmtree(run, ignore_errors=True)
         options = COMMON | length | dict(data=args.data, out=run, seed=seed, muon_lr=muon_lr, adamw_lr=adamw_lr)
@@ -64,19 +72,48 @@ def main():
         def race(tasks):
             return dict(zip(tasks, pool.map(lambda t: train(args, *t), tasks)))
 
-        grid = race([(f"search/{m:g}-{a:g}", "gpt", TUNING_SEED, m, a, Frozen(SHORT)) for m, a in product(MUON, ADAMW)])
-        centre = min(grid, key=grid.get)[3:5]
-        grid = race([(f"tune/{name}-{f:g}", name, TUNING_SEED, f * centre[0], f * centre[1], Frozen(SHORT))
-                     for name in MODELS for f in FACTORS])
-        best = {name: min((t for t in grid if t[1] == name), key=grid.get)[3:5] for name in MODELS}
-        race([(f"final/{name}-seed{seed}", name, seed, *best[name], Frozen(LONG)) for seed in range(args.seeds) for name in MODELS])
+        rates = race([(f"search/{m:g}-{a:g}", "gpt", TUNING_SEED, m, a, "short") for m, a in product(MUON, ADAMW)])
+        centre = min(rates, key=rates.get)[3:5]
+        tuned = race([(f"tune/{name}-{f:g}", name, TUNING_SEED, f * centre[0], f * centre[1], "short") for name in MODELS for f in FACTORS])
+        best = {name: min((t for t in tuned if t[1] == name), key=tuned.get)[3:5] for name in MODELS}
+        race([(f"final/{name}-seed{seed}", name, seed, *best[name], "long") for seed in range(args.seeds) for name in MODELS])
+    with open(HERE / "rates.jsonl", "w") as f:
+        for (out, name, seed, muon_lr, adamw_lr, _), loss in {**rates, **tuned}.items():
+            row = {"run": out, "model": name, "seed": seed, "muon_lr": muon_lr, "adamw_lr": adamw_lr, "val": loss}
+            f.write(json.dumps(row) + "\n")
+    finals = [args.out / "final" / f"{name}-seed{seed}" for name in MODELS for seed in range(args.seeds)]
+    shutil.rmtree(HERE / "logs", ignore_errors=True)
+    for run in finals:
+        publish(run, HERE / "logs" / run.name)
+    (HERE / "claims.md").write_text(claims([HERE / "logs" / run.name for run in finals]))
+    analyze = [sys.executable, str(TOP / "analyze.py")]
+    subprocess.run([*analyze, "curves", *(str(HERE / "logs" / run.name) for run in finals), "--out", str(HERE)], check=True)
+    subprocess.run([*analyze, "probe", *(str(run) for run in finals if run.name.endswith("seed0")), "--out", str(HERE / "probes"),
+                    "--tokens", "65536"], check=True)
 
 
-class Frozen(dict):
-    """A dict that may stand in a key."""
+def publish(run, to):
+    """What is committed of a run: its configuration without this machine's paths, its validations, every tenth step."""
+    to.mkdir(parents=True)
+    config = json.loads((run / "config.json").read_text())
+    config["command"] = ["python", "train.py", *config["command"][2:]]
+    (to / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    kept = [row for row in rows if row["kind"] == "val" or row["step"] % 10 == 0]
+    (to / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
 
-    def __hash__(self):
-        return hash(tuple(self.items()))
+
+def claims(runs):
+    """The papers' orderings of final losses as a Markdown table, each with the paired difference and its 95% interval."""
+    sys.path.insert(0, str(TOP))
+    import analyze
+    groups = analyze.systems([analyze.read_log(run) for run in runs])
+    lines = ["| lower loss expected | than | says | difference (95% interval) | here |", "|---|---|---|---|---|"]
+    for a, b, source in CLAIMS:
+        gap, half = analyze.interval(analyze.gaps(groups[a], groups[b], analyze.curve(groups[a])[-1][0]))
+        verdict = "within noise" if abs(gap) <= half else "holds" if gap < 0 else "the opposite"
+        lines.append(f"| `{a}` | `{b}` | {source} | {gap:+.4f} ± {half:.4f} | {verdict} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
