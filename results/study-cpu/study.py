@@ -23,7 +23,7 @@ MODELS = {
     "attnres": []}                                                          # name in the tables: options
 COMMON = dict(n_layer=8, d_model=128, n_head=4, max_len=256, seq_len=256, batch_tokens=2048, warmup_steps=30,
               eval_tokens=65536)
-LENGTHS = {"short": dict(max_steps=240, eval_every=240, save_every=240), "long": dict(max_steps=640, eval_every=80, save_every=640)}
+LENGTHS = {"short": dict(max_steps=240, eval_every=240, save_every=240), "long": dict(max_steps=560, eval_every=80, save_every=560)}
 MUON, ADAMW, FACTORS = (0.0025, 0.005, 0.01), (0.006, 0.012, 0.024), (0.5, 1, 2)
 TUNING_SEED = 100
 CLAIMS = [  # (what should have the lower loss, than what, says who)
