@@ -14,7 +14,6 @@ import sys
 import textwrap
 from collections import defaultdict
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields
 from itertools import cycle
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -45,8 +44,8 @@ def read_log(run):
     try:
         config = json.loads((Path(run) / "config.json").read_text())
         lines = (Path(run) / "log.jsonl").read_text().splitlines()
-        found = [config["model"], config["model_config"], config["data"]["fingerprint"]]
-        found += [config["options"][name] for name in ("seed", "seq_len", "eval_tokens")]
+        seed, *_ = [config["options"][name] for name in ("seed", "seq_len", "eval_tokens")]
+        {**config["model_config"], "": (config["model"], config["data"]["fingerprint"])}
     except (OSError, ValueError, TypeError, KeyError) as e:
         raise ValueError(f"{run} is not the folder of a run: {models.one_line(e)}") from None
     rows = {"train": [], "val": []}
@@ -60,7 +59,7 @@ def read_log(run):
                 raise ValueError(f"{run}/log.jsonl has a line that is not train.py's: {line[:80]!r}") from None
     if len(rows["val"]) < 2 or not rows["train"]:
         raise ValueError(f"{run} has not reached its second validation yet")
-    return {"run": str(run), "config": config, "seed": found[3], **rows}
+    return {"run": str(run), "config": config, "seed": seed, **rows}
 
 
 def systems(runs):
@@ -69,22 +68,31 @@ def systems(runs):
     groups = {}
     for run in runs:
         c = run["config"]
-        key = {"model": c["model"], **c["model_config"], **{k: x for k, x in c["options"].items() if k not in hidden}}
-        groups.setdefault(json.dumps(key, sort_keys=True), (key, []))[1].append(run)
+        key = {"model": c["model"], **c["model_config"], **{k: x for k, x in c["options"].items() if k not in hidden}, "gpu": c.get("gpu")}
+        groups.setdefault(json.dumps(key, sort_keys=True), (key, {}))[1].setdefault(run["seed"], []).append(run)
     out = {}
-    for key, some in groups.values():
+    for key, seeds in groups.values():
+        for some in seeds.values():
+            if len(some) > 1:
+                raise ValueError(f"{some[0]['run']} and {some[1]['run']} are the same system with the same seed: leave one out")
         same = [other for other, _ in groups.values() if other["model"] == key["model"]]
-        shown = [name for name in key if any(other[name] != key[name] for other in same)]
-        try:
-            usual = {f.name: f.default for f in fields(models.module(key["model"]).Config)}
-        except ValueError:                                                  # its file is gone
-            usual = {}
-        structural = [name for name in shown if name in some[0]["config"]["model_config"]]
-        apart = {json.dumps([other[name] for name in structural]) for other in same}
+        shown = [name for name in key if any(other.get(name) != key[name] for other in same)]
+        structure = next(iter(seeds.values()))[0]["config"]["model_config"]
+        structural = [name for name in shown if name in structure]
+        apart = {json.dumps([other.get(name) for name in structural]) for other in same}
         if len(apart) == len(same):
+            usual = defaults(key["model"], {name: x for name, x in structure.items() if name not in shown})
             shown = [name for name in structural if key[name] != usual.get(name)]
-        out[" ".join([key["model"], *(f"{name}={key[name]}" for name in shown)])] = some
+        out[" ".join([key["model"], *(f"{name}={key[name]}" for name in shown)])] = [run for some in seeds.values() for run in some]
     return out
+
+
+def defaults(name, given):
+    """The values that a model's Config takes beside the given ones; {} if its file is gone or has changed too much."""
+    try:
+        return vars(models.module(name).Config(**given))
+    except (ValueError, TypeError):
+        return {}
 
 
 def curve(some):
@@ -122,11 +130,12 @@ def summarise(groups, baseline):
         ends = [row["loss"] for run in some for row in run["val"] if row["tokens"] == points[-1][0]]
         gap, half = interval(gaps(some, groups[baseline], level[0])) if points[-1][0] == level[0] else (None, None)
         peaks = [max(row.get("peak_bytes", 0) for row in run["val"]) for run in some]
+        speeds = [median(row["tok_s"] for row in run["train"]) for run in some]
         rows[label] = {
             "runs": [run["run"] for run in some], "seeds": [run["seed"] for run in some], "tokens": points[-1][0],
             "loss": points[-1][1], "loss_sd": stdev(ends) if len(ends) > 1 else None, "difference": gap, "difference_95": half,
             "tokens_to_baseline": level[0] if label == baseline else crossing(points, level[1]),
-            "tok_s": mean(median(row["tok_s"] for row in run["train"]) for run in some),
+            "tok_s": mean(speeds), "tok_s_sd": stdev(speeds) if len(speeds) > 1 else None,
             "peak_bytes": mean(peaks) if min(peaks) else None, "curve": points}
     return rows
 
@@ -139,27 +148,33 @@ def table(rows, baseline):
         loss = f"{r['loss']:.4f}" + ("" if r["loss_sd"] is None else f" ± {r['loss_sd']:.4f}")
         gap = "-" if r["difference"] is None or label == baseline else f"{r['difference']:+.4f}" + (
             "" if r["difference_95"] is None else f" ± {r['difference_95']:.4f}")
-        reached = "-" if label == baseline else "not reached" if r["tokens_to_baseline"] is None else (
-            f"{r['tokens_to_baseline'] / 1e6:,.2f}M ({rows[baseline]['tokens'] / r['tokens_to_baseline']:.2f}x fewer)")
+        reached = "-" if label == baseline else "not reached"
+        if label != baseline and r["tokens_to_baseline"] is not None:
+            times = rows[baseline]["tokens"] / r["tokens_to_baseline"]
+            reached = f"{r['tokens_to_baseline'] / 1e6:,.2f}M ({times:.2f}x fewer)" if times >= 1 else f"{r['tokens_to_baseline'] / 1e6:,.2f}M"
+        speed = f"{r['tok_s']:,.0f}" + ("" if r["tok_s_sd"] is None else f" ± {r['tok_s_sd']:,.0f}")
         peak = "-" if r["peak_bytes"] is None else f"{r['peak_bytes'] / 2 ** 30:.2f}"
-        lines.append(f"| `{label}` | {len(r['seeds'])} | {r['tokens'] / 1e6:,.2f}M | {loss} | {gap} | {reached} | {r['tok_s']:,.0f} | {peak} |")
+        lines.append(f"| `{label}` | {len(r['seeds'])} | {r['tokens'] / 1e6:,.2f}M | {loss} | {gap} | {reached} | {speed} | {peak} |")
     return "\n".join(lines) + "\n"
 
 
 def draw_curves(rows, groups, baseline):
-    """Losses above, differences to the baseline below, over tokens on the left and over time on the right."""
+    """Losses above, differences to the baseline below, over tokens (paired by seed, +- their deviation) on the left, over time on
+    the right. Time is tokens over the median speed: without compiling, validations and pauses of the machine."""
     fig, axes = plt.subplots(2, 2, figsize=(11, 7.5), sharex="col", sharey="row", layout="constrained")
-    base, late = rows[baseline]["curve"], []
+    late = []
     for (label, r), (color, dash) in zip(rows.items(), styles()):
         look = dict(color=color, ls=dash, lw=2 if label == baseline else 1.4)
-        for ax, scales in zip(axes.T, [(1e6, 1e6), (60 * r["tok_s"], 60 * rows[baseline]["tok_s"])]):
-            points, old = ([(x / scale, y) for x, y in some] for some, scale in zip((r["curve"], base), scales))
-            ax[0].plot(*zip(*points), label=label, **look)
-            points = [(x, y - between(old, x)) for x, y in points if old[1][0] <= x <= old[-1][0]]
-            if points:
-                ax[1].plot(*zip(*points), **look)
-                late += [abs(y) for x, y in points[1:] if math.isfinite(y)]
+        for ax, scale in zip(axes[0], (1e6, 60 * r["tok_s"])):
+            ax.plot([x / scale for x, _ in r["curve"]], [y for _, y in r["curve"]], label=label, **look)
         spread = [(x / 1e6, gaps(groups[label], groups[baseline], x)) for x, _ in r["curve"][1:]]
+        old = [(x / (60 * rows[baseline]["tok_s"]), y) for x, y in rows[baseline]["curve"]]
+        timed = [(x / (60 * r["tok_s"]), y) for x, y in r["curve"]]
+        for ax, points in zip(axes[1], ([(x, mean(g)) for x, g in spread if g],
+                                        [(x, y - between(old, x)) for x, y in timed if old[1][0] <= x <= old[-1][0]])):
+            if points:
+                ax.plot(*zip(*points), **look)
+                late += [abs(y) for x, y in points[1:] if math.isfinite(y)]
         spread = [(x, mean(g) - stdev(g), mean(g) + stdev(g)) for x, g in spread if len(g) > 1]
         if spread and label != baseline:
             axes[1, 0].fill_between(*zip(*spread), color=color, alpha=0.15, lw=0)
@@ -193,7 +208,18 @@ def styles():
 
 
 def curves(args):
-    runs = [read_log(run) for run in args.runs]
+    runs, skipped = [], []
+    for run in dict.fromkeys(str(Path(run)) for run in args.runs):
+        try:
+            runs.append(read_log(run))
+        except ValueError as e:
+            if not Path(run).exists():
+                raise
+            skipped.append(str(e))
+    if not runs:
+        raise ValueError(skipped[0])
+    for message in skipped:                                                 # of runs/*, the one that has only begun
+        print(f"analyze.py: left out: {models.escaped(message)}", file=sys.stderr)
     for name in ("data", "eval_tokens", "seq_len"):
         seen = {json.dumps({**run["config"]["options"], "data": run["config"]["data"]["fingerprint"]}[name]): run["run"] for run in runs}
         if len(seen) > 1:
@@ -281,6 +307,9 @@ MIXERS = ("depth_attention", "weights", "value_mix", "value_gate", "gamma")     
 def recorded(model):
     """A Record that the next forward pass fills."""
     record = Record()
+    if not all(hasattr(model, name) for name in ("embed", "blocks", "final_norm", "head")) or not all(
+            hasattr(block, name) for block in model.blocks for name in ("attn", "mlp_norm", "mlp")):
+        raise ValueError("the model must have embed, blocks with attn, attn_norm, mlp and mlp_norm, final_norm and head")
 
     def reads(module, inputs):
         if len(inputs) > 3 and all(torch.is_tensor(x) for x in inputs[:4]):         # a block with four inputs
@@ -370,11 +399,14 @@ def token_similarity(x):
 
 
 def refinement(similarity):
-    """Share of the layers after the last local minimum of the token similarity (L + 1 numbers), where ExoFormer (section 3.3)
-    sees the refinement stage begin. 0.0 if it falls to the end."""
-    L = len(similarity) - 1
-    lows = [i for i in range(L) if similarity[i] <= similarity[i + 1] and (i == 0 or similarity[i] < similarity[i - 1])]
-    return (L - lows[-1]) / L if lows else 0.0
+    """Share of the layers after the lowest local minimum of the token similarity (L + 1 numbers, the embedding's first), where
+    ExoFormer (section 3.3) sees the refinement stage begin; None without a minimum between the ends."""
+    falls, lows, L = False, [], len(similarity) - 1
+    for i in range(L):
+        if similarity[i + 1] > similarity[i] and falls:
+            lows.append(i)
+        falls = falls if similarity[i + 1] == similarity[i] else similarity[i + 1] < similarity[i]
+    return (L - min(lows, key=lambda i: (similarity[i], i))) / L if lows else None
 
 
 def cosine(a, b):
@@ -419,7 +451,8 @@ def depth_matrix(model, record):
 
 def value_matrix(model, record):
     """{stream: A (L, L)}, token means: the values (or queries, keys, gates) of layer n are sum_m A[n, m] times those of
-    layer m; exoformer's anchor from outside is an extra first column (L, L + 1). Empty for models that mix no values."""
+    layer m; exoformer's anchor from outside is an extra first column (L, L + 1), and its anchors count as they are mixed in,
+    normalised. Empty for models that mix no values."""
     L = len(model.blocks)
     if record.called["value_mix"]:                                                  # resformer
         l1, l2 = (torch.as_tensor(x).cpu() for x in record.called["value_mix"][0])
@@ -433,28 +466,26 @@ def value_matrix(model, record):
         for n, alpha in zip(range(L - len(read), L), read):
             A[n, 0] = alpha.mean().cpu()
         return {"v": A}
-    ratios = mix_weights(model, record)
-    if not ratios:
+    weights = mix_weights(model, record)
+    if not weights:
         return {}
     outside = model.config.anchor == "external"
     out = {s: torch.cat((torch.zeros(L, int(outside)), torch.eye(L)), dim=1) for s in model.config.mix_streams}
-    for s, per_layer in ratios.items():
-        for n, (a, own) in zip(range(L - len(per_layer), L), per_layer):
-            out[s][n, n + outside] = own.mean()
-            out[s][n, 0] = a.mean()
+    for s, (anchor, own, gamma) in weights.items():
+        for n, a, b, g in zip(range(L - len(own), L), anchor, own, gamma):
+            out[s][n, n + outside] = (g[1] * b).mean()
+            out[s][n, 0] = (g[0] * a).mean()
     return out
 
 
 def mix_weights(model, record):
-    """{stream: [(lambda_anchor, lambda_self), (heads, D or 1) each, per mixing layer]} of exoformer, else {}; dynamic ones
-    times their mean gamma."""
-    mixes = [block.attn.mix for block in model.blocks if hasattr(block.attn, "mix")]
-    out = {s: [] for s in (mixes[0].mix_streams if mixes else "")}
-    for i, mix in enumerate(mixes):
-        gamma = record.called["gamma"][i].mean((0, 1)) if record.called["gamma"] else torch.ones(2 * len(out))
-        for j, s in enumerate(out):
-            out[s].append(((gamma[2 * j].cpu() * mix.lambda_anchor[s].cpu()).detach(),
-                           (gamma[2 * j + 1].cpu() * mix.lambda_self[s].cpu()).detach()))
+    """{stream: (lambda_anchor, lambda_self, gamma)} of exoformer's n mixing layers, else {}: (n, heads, D or 1) twice, and (n, 2) mean
+    factors of the two, which are 1 unless they are dynamic."""
+    mixes, out = [block.attn.mix for block in model.blocks if hasattr(block.attn, "mix")], {}
+    gammas = [g.mean((0, 1)) for g in record.called["gamma"]] or [torch.ones(8)] * len(mixes)
+    for i, s in enumerate(mixes[0].mix_streams if mixes else ""):
+        lambdas = [torch.stack([getattr(mix, name)[s].detach() for mix in mixes]).cpu() for name in ("lambda_anchor", "lambda_self")]
+        out[s] = (*lambdas, torch.stack([g[2 * i:2 * i + 2] for g in gammas]).cpu())
     return out
 
 
@@ -465,7 +496,9 @@ def observe(model, idx, targets, quiet):
         model(idx)
     hidden, L = record.hidden, len(model.blocks)
     if len(record.reads) != 2 * L + 1 or len(record.outputs) != 2 * L + 1:
-        raise ValueError("blocks must have attn_norm, attn, mlp_norm and mlp, each called once")
+        raise ValueError("a block does not call its attn_norm, attn, mlp_norm and mlp once each: probe() cannot watch this model")
+    if not all(x.isfinite().all() for x in hidden):
+        raise ValueError("the residual stream is not finite")
     out = {"second": torch.stack([(x.double().flatten(0, 1).mT @ x.double().flatten(0, 1)) / idx.numel() for x in hidden]),
            "first": torch.stack([x.double().mean((0, 1)) for x in hidden]),
            "token_similarity": torch.stack([token_similarity(x) for x in hidden]),
@@ -475,7 +508,7 @@ def observe(model, idx, targets, quiet):
                                 for x in hidden])}
     if len(heads) == L:
         out |= dict(zip(("entropy", "sink", "active"), (torch.stack(x) for x in zip(*heads))))
-    for name, inputs in record.streams.items():
+    for name, inputs in record.streams.items() if L > 1 else ():
         out[f"adjacent.{name}"] = torch.stack([cosine(a, b) for a, b in zip(inputs, inputs[1:])])
     if record.gates:
         out["gate"] = torch.stack([g.mean((0, 1, 3)) for g in record.gates])
@@ -483,18 +516,23 @@ def observe(model, idx, targets, quiet):
         out["value_gate"] = torch.stack([a.mean((0, 1)) for a in record.called["value_gate"]])
         out["value_gate_zeros"] = torch.stack([(a == 0).double().mean() for a in record.called["value_gate"]])
     A = depth_matrix(model, record)
-    made = torch.einsum("btls,sbtc->lbtc", A["r"], torch.stack(record.outputs))
-    wanted = torch.stack(record.reads)
-    out["depth_error"] = (made - wanted).norm() / wanted.norm()
+    outputs, wanted = torch.stack(record.outputs, dim=-2), {"r": record.reads}
+    wanted |= {name: inputs for name, inputs in record.streams.items() if name in "qkv"}
+    errors = []
+    for name, inputs in wanted.items():
+        inputs = torch.stack(inputs, dim=-2)
+        rows = slice(None) if name == "r" else slice(0, -1, 2)
+        errors.append((A[name][..., rows, :] @ outputs - inputs).norm() / inputs.norm())
+    out["depth_error"] = max(errors)
     out |= {f"depth.{name}": a.mean((0, 1)) for name, a in A.items()}
     out |= {f"values.{name}": a for name, a in value_matrix(model, record).items()}
-    for s, layers in mix_weights(model, record).items():
-        out[f"lambda_anchor.{s}"], out[f"lambda_self.{s}"] = (torch.stack([pair[i] for pair in layers]) for i in (0, 1))
+    for s, weights in mix_weights(model, record).items():
+        out |= {f"{name}.{s}": x for name, x in zip(("lambda_anchor", "lambda_self", "gamma"), weights)}
     if hasattr(model, "aggregate"):
         X = [record.outputs[0], *(record.reads[2 * i + 1] + record.outputs[2 * i + 2] for i in range(L))]
-        out["dynamic_norm"] = torch.stack([x.norm(dim=-1).mean() for x in X])
+        out["dynamic_norm"] = torch.stack([model.pre_norm(j, x).norm(dim=-1).mean() for j, x in enumerate(X)])
         for i, w in zip(model.aggregate, record.called["weights"]):
-            w = w.expand(*idx.shape, -1, -1)
+            w = w.double().expand(*idx.shape, -1, -1)
             out[f"dynamic.{i}"], out[f"dynamic_square.{i}"] = w.mean((0, 1)), w.square().mean((0, 1))
     return {name: x.detach().cpu() for name, x in out.items()}
 
@@ -521,29 +559,18 @@ def spaces(means):
             "token_similarity": similarity, "refinement": refinement(similarity)}
 
 
-def interventions(model, batches):
+def interventions(model, batches, averages):
     """SATFormer (figure 4): change in perplexity when one layer's value gate is zero, or its mean over tokens and heads."""
     gates = {i: block.attn.value_gate for i, block in enumerate(model.blocks, start=1) if hasattr(block.attn, "value_gate")}
-    if not gates:
-        return {}
 
     def perplexity(change):
         with replaced(change):
-            return math.exp(loss_of(model, batches))
+            return math.exp(min(loss_of(model, batches), 700))
 
     base = perplexity({})
-    with recorded(model) as record:
-        averages, rows = [0.0] * len(gates), 0
-        for idx, _ in batches:
-            record.called.clear()
-            model(idx)
-            averages = [a + x.mean().item() * len(idx) for a, x in zip(averages, record.called["value_gate"])]
-            rows += len(idx)
-    out = {"layers": list(gates), "perplexity": base, "zero": [], "mean": []}
-    for gate, total in zip(gates.values(), averages):
-        out["zero"].append(perplexity({gate: torch.zeros_like}) - base)
-        out["mean"].append(perplexity({gate: lambda a, x=total / rows: torch.full_like(a, x)}) - base)
-    return out
+    return {"layers": list(gates), "perplexity": base,
+            "zero": [perplexity({gate: torch.zeros_like}) - base for gate in gates.values()],
+            "mean": [perplexity({gate: lambda a, x=x: torch.full_like(a, x)}) - base for gate, x in zip(gates.values(), averages)]}
 
 
 def without_anchor(model, batches, quiet_ids):
@@ -552,7 +579,7 @@ def without_anchor(model, batches, quiet_ids):
         return {}
     with replaced({model.anchor: lambda anchors: {s: torch.zeros_like(x) for s, x in anchors.items()}}):
         means = averaged(model, batches, quiet_ids)
-    return {"loss": means["lens"][-1].item(), **spaces(means)}
+    return {"loss": means["lens"][-1].item(), "layer_similarity": means["layer_similarity"].tolist(), **spaces(means)}
 
 
 @torch.no_grad()
@@ -563,18 +590,22 @@ def measure(model, batches, quiet_ids):
     for name in ("entropy", "sink", "active", "layer_similarity", "norm", "lens", "gate", "value_gate", "value_gate_zeros", "depth_error"):
         out[name] = means[name].tolist() if name in means else None
     parts = {kind: {name.split(".")[1]: x for name, x in means.items() if name.startswith(f"{kind}.")}
-             for kind in ("adjacent", "depth", "values", "lambda_anchor", "lambda_self", "dynamic")}
+             for kind in ("adjacent", "depth", "values", "lambda_anchor", "lambda_self", "gamma", "dynamic")}
+    if out["depth_error"] > 1e-3:                                                   # what is read is no sum of outputs
+        parts["depth"] = {}
     out |= {kind: {name: x.tolist() for name, x in part.items()} for kind, part in parts.items() if kind != "dynamic"}
+    out["mixing_layers"] = [i for i, block in enumerate(model.blocks, start=1) if hasattr(block.attn, "mix") or hasattr(block.attn, "value_gate")]
+    out["value_gate_cv"], out["interventions"] = None, {}
     if "value_gate" in means:                                                       # spread over the heads, of their means
         g = means["value_gate"]
-        out["value_gate_cv"] = (g.std(-1, correction=0) / g.mean(-1).clamp(min=1e-12)).tolist()
+        out["value_gate_cv"] = [(x.std(correction=0) / x.mean()).item() if x.mean() > 0 else None for x in g]
+        out["interventions"] = interventions(model, batches, g.mean(-1).tolist())
     out["dynamic"] = {}
     for i, w in parts["dynamic"].items():                                           # MUDDFormer (appendix G)
         aggregate = model.aggregate[i]
         norm, sd = means["dynamic_norm"][aggregate.sources], (means[f"dynamic_square.{i}"] - w.square()).clamp(min=0).sqrt()
         out["dynamic"][i] = {"streams": aggregate.streams, "sources": aggregate.sources, "mean": (w * norm).tolist(),
                              "sd": (sd * norm).tolist()}
-    out["interventions"] = interventions(model, batches)
     out["without_anchor"] = without_anchor(model, batches, quiet_ids)
     maps = []
     with SeeAttention(lambda weights: maps.append(weights[0])):
@@ -605,14 +636,14 @@ def draw_layers(found):
         for (run, numbers), (color, dash) in zip(found.items(), styles()):
             if key == "adjacent":
                 for name, y in numbers[key].items():                                # q, k, v, r of one model: one colour
-                    ax.plot(range(2, len(y) + 2), y, {"q": ":", "k": "-.", "v": "--"}.get(name, "-"), color=color, lw=1.3)
+                    ax.plot(range(2, len(y) + 2), y, {"q": ":", "k": "-.", "v": "--"}.get(name, "-"), color=color, lw=1.3, marker=".", ms=4)
                     if name != "x" and y:
                         ax.annotate(name, (len(y) + 1, y[-1]), xytext=(3, 0), textcoords="offset points", fontsize=8, va="center")
             elif numbers[key]:
                 y = per_layer(numbers[key])
                 first = 0 if len(y) == len(numbers["norm"]) else 1
-                ax.plot(range(first, first + len(y)), y, dash, color=color, lw=1.3)
-                if key == "token_similarity" and numbers["refinement"]:
+                ax.plot(range(first, first + len(y)), y, dash, color=color, lw=1.3, marker=".", ms=4)
+                if key == "token_similarity" and numbers["refinement"] is not None:
                     at = round((1 - numbers["refinement"]) * (len(y) - 1))
                     ax.plot(at, y[at], "o", color=color, ms=5)
         ax.set_title(title + (" (o: refinement begins)" if key == "token_similarity" else ""), fontsize=10)
@@ -655,29 +686,25 @@ def lower(matrix):
 
 
 def draw_depth(found):
-    """Who reads what: each row divided by its largest entry, since the norm before every reader removes the scale."""
-    panels = {}                                                                     # what looks the same is drawn once
+    """Who reads what, with which weight; what looks the same is drawn once."""
+    panels = {}
     for run, numbers in found.items():
         for name, A in numbers["depth"].items():
-            if numbers["depth_error"] < 1e-3:
-                title = f"{run}, {name} input" if len(numbers["depth"]) > 1 else run
-                panels.setdefault(("sublayer output (0: embedding)", "reader (sublayer; last: head)", json.dumps(scaled(A))), []).append(title)
+            title = f"{run}, {name} input" if len(numbers["depth"]) > 1 else run
+            panels.setdefault(("output of sublayer (0: embedding)", "read by sublayer (last: head)", json.dumps(A)), []).append(title)
         for name, A in numbers["values"].items():
-            source = "layer (0: anchor)" if len(A[0]) > len(A) else "layer"
             title = f"{run}, {dict(q='queries', k='keys', v='values', g='gates')[name]}"
-            panels.setdefault((source, "layer", json.dumps(scaled(A))), []).append(title)
+            panels.setdefault(("of layer (0: anchor)" if len(A[0]) > len(A) else "of layer", "in layer", json.dumps(A)), []).append(title)
     if not panels:
         return None
-    fig, axes = grid(len(panels), width=3.2, height=3.3)
+    fig, axes = grid(len(panels), width=3.6, height=3.3)
     for ax, ((source, reader, A), titles) in zip(axes, panels.items()):
-        first = (1, 1 if source == "layer" else 0)
-        image = heat(ax, lower(json.loads(A)), textwrap.fill(", ".join(titles), 34), source, reader, first, cmap="RdBu_r", vmin=-1, vmax=1)
-    fig.colorbar(image, ax=axes, shrink=0.6, label="weight, as part of the row's largest")
+        A = lower(json.loads(A))
+        top = max(abs(x) for row in A for x in row if not math.isnan(x))
+        image = heat(ax, A, textwrap.fill(", ".join(titles), 34), source, reader, (1, 1 if source == "of layer" else 0), cmap="RdBu_r",
+                     vmin=-top, vmax=top)
+        fig.colorbar(image, ax=ax)
     return fig
-
-
-def scaled(A):
-    return [[x / (max(map(abs, row)) or 1.0) for x in row] for row in A]
 
 
 def draw_similarity(found):
@@ -702,14 +729,16 @@ def draw_gates(found):
         if kind == "gate":
             image = heat(ax, numbers["gate"], f"{run}: output gate, mean", "head", "layer", (1, 1), cmap="viridis", vmin=0, vmax=1)
         elif kind == "value_gate":
+            top = max(abs(x) for row in numbers["value_gate"] for x in row) or 1.0
+            signed = min(map(min, numbers["value_gate"])) < 0                       # of tanh or identity
             image = heat(ax, numbers["value_gate"], f"{run}: value gate, mean", "key/value head", "layer", (changes["layers"][0], 1),
-                         cmap="viridis", vmin=0)
+                         cmap="RdBu_r" if signed else "viridis", vmin=-top if signed else 0, vmax=top)
         elif kind == "statistics":
             for name, y, (color, dash) in (("mean", per_layer(numbers["value_gate"]), ("#0072B2", "-")),
                                            ("share of exact zeros", numbers["value_gate_zeros"], ("#D55E00", "--")),
                                            ("sd / mean over heads", numbers["value_gate_cv"], ("#009E73", ":"))):
-                ax.plot(changes["layers"], y, dash, color=color, marker="o", ms=3, label=name)
-            ax.set_ylim(bottom=0)
+                ax.plot(changes["layers"], [math.nan if x is None else x for x in y], dash, color=color, marker="o", ms=3, label=name)
+            ax.set_ylim(bottom=min(0, *per_layer(numbers["value_gate"])))
             ax.set_title(f"{run}: value gate", fontsize=10)
         else:
             for name, shift, color in (("gate = 0", -0.2, COLORS[1]), ("gate = its mean", 0.2, COLORS[2])):
@@ -731,17 +760,22 @@ def draw_anchors(found):
     found = {run: numbers for run, numbers in found.items() if numbers["without_anchor"]}
     if not found:
         return None
-    panels = [(run, kind) for run, numbers in found.items() for kind in (*numbers["lambda_anchor"], "token_similarity", "core_features")]
-    fig, axes = grid(len(panels), columns=3)
+    panels = [(run, kind) for run, numbers in found.items()
+              for kind in (*numbers["lambda_anchor"], "token_similarity", "core_features", "layer_similarity")]
+    fig, axes = grid(len(panels))
     for ax, (run, kind) in zip(axes, panels):
         numbers, bare = found[run], found[run]["without_anchor"]
         if kind in numbers["lambda_anchor"]:
-            ratio = torch.tensor(numbers["lambda_anchor"][kind]) / torch.tensor(numbers["lambda_self"][kind])   # (layers, heads, D)
-            image = heat(ax, ratio.flatten(1).tolist(), f"{run}: anchor / own, {kind.upper()}", "channel (lines: heads)", "layer",
-                         (len(numbers["norm"]) - len(ratio), 0), cmap="RdBu_r", vmin=0, vmax=2)
+            a, b, gamma = (torch.tensor(numbers[name][kind]) for name in ("lambda_anchor", "lambda_self", "gamma"))
+            ratio = (gamma[:, 0] / gamma[:, 1])[:, None, None] * a / b              # (layers, heads, D or 1)
+            image = heat(ax, ratio.flatten(1).tolist(), f"{run}: anchor / own, {kind.upper()}", "channel (lines: heads)" if ratio.size(2) > 1
+                         else "head", "layer", (numbers["mixing_layers"][0], 0), cmap="RdBu_r", vmin=0, vmax=2)
             fig.colorbar(image, ax=ax, extend="both")
             for head in range(1, ratio.size(1)):
                 ax.axvline(head * ratio.size(2) - 0.5, color="k", lw=0.6)
+        elif kind == "layer_similarity":
+            image = heat(ax, bare[kind], f"{run}: anchors zero", "state after layer", "state after layer", cmap="viridis", vmin=0, vmax=1)
+            fig.colorbar(image, ax=ax, label="mean cosine, same token")
         else:
             ax.plot(numbers[kind], "-o", ms=3, color=COLORS[2], label=f"as it is (loss {numbers['loss']:.2f})")
             ax.plot(bare[kind], "--s", ms=3, color=COLORS[4], label=f"anchors zero (loss {bare['loss']:.2f})")
@@ -758,21 +792,23 @@ def draw_dynamic(found):
     found = {run: numbers for run, numbers in found.items() if numbers["dynamic"]}
     if not found:
         return None
-    names = [(run, kind, s) for run, numbers in found.items() for kind in ("mean", "sd")
-             for s in dict.fromkeys(s for d in numbers["dynamic"].values() for s in d["streams"])]
-    fig, axes = grid(len(names), columns=max(1, len(names) // (2 * len(found))))
-    for ax, (run, kind, s) in zip(axes, names):
+    fig, axes = plt.subplots(2 * len(found), 4, figsize=(16, 6.6 * len(found)), squeeze=False, layout="constrained")
+    for row, (run, kind) in zip(axes, [(run, kind) for run in found for kind in ("mean", "sd")]):
         places = {int(i): d for i, d in found[run]["dynamic"].items()}
-        L = max(places)
-        matrix = [[math.nan] * (L + 1) for _ in range(L)]
-        for i, d in places.items():
-            if s in d["streams"]:
-                for j, x in zip(d["sources"], d[kind][d["streams"].index(s)]):
-                    matrix[i - 1][j] = x
-        top = max(abs(x) for row in matrix for x in row if not math.isnan(x)) or 1.0
-        options = dict(cmap="RdBu_r", vmin=-top, vmax=top) if kind == "mean" else dict(cmap="viridis", vmin=0, vmax=top)
-        image = heat(ax, matrix, f"{run}: {kind}, stream {s.upper()}", "source (0: embedding)", "after block", (1, 0), **options)
-        fig.colorbar(image, ax=ax)
+        streams = [s for s in "xqkvr" if any(s in d["streams"] for d in places.values())]     # x: one aggregate for all inputs
+        for ax in row[len(streams):]:
+            ax.axis("off")
+        for ax, s in zip(row, streams):
+            L = max(places)
+            matrix = [[math.nan] * (L + 1) for _ in range(L)]
+            for i, d in places.items():
+                if s in d["streams"]:
+                    for j, x in zip(d["sources"], d[kind][d["streams"].index(s)]):
+                        matrix[i - 1][j] = x
+            top = max(abs(x) for cells in matrix for x in cells if not math.isnan(x)) or 1.0
+            options = dict(cmap="RdBu_r", vmin=-top, vmax=top) if kind == "mean" else dict(cmap="viridis", vmin=0, vmax=top)
+            image = heat(ax, matrix, f"{run}: {kind}, stream {s.upper()}", "source (0: embedding)", "after block", (1, 0), **options)
+            fig.colorbar(image, ax=ax)
     fig.suptitle("weights over earlier outputs, times the mean norm of the output", fontsize=11)
     return fig
 
@@ -813,6 +849,8 @@ def probe(args):
     for run, name in zip(args.runs, names):
         model, config = models.load(run, device)
         data, T = data_prep.run_data(run, config, args.data), config["options"]["seq_len"]
+        if T < 2:
+            raise ValueError(f"{run} was trained on sequences of {T} token: probes need 2")
         tokenizer = data_prep.run_tokenizer(run, config)
         short = {tokenizer.encode_ordinary(text)[0]: text for text in (".", "\n") if len(tokenizer.encode_ordinary(text)) == 1}
         quiet = torch.tensor([tokenizer.eot_token, *short], device=device)
@@ -823,7 +861,11 @@ def probe(args):
                 batches.append((idx[full].to(device), targets[full].to(device)))
         if not batches:
             raise ValueError(f"--tokens {args.tokens} and the validation split of {data.path} must hold one sequence of {T} tokens")
-        found[name] = {"run": str(run), "model": config["model"], "step": models.read_checkpoint(run)["step"], **measure(model, batches, quiet)}
+        try:
+            numbers = measure(model, batches, quiet)
+        except ValueError as e:
+            raise ValueError(f"{run}: {e}") from None
+        found[name] = {"run": str(run), "model": config["model"], "step": models.read_checkpoint(run)["step"], **numbers}
         print(f"{name}: {config['model']}, loss {found[name]['loss']:.4f} on {found[name]['tokens']:,} tokens", flush=True)
     found = dict(sorted(found.items(), key=lambda item: item[1]["model"] != "gpt"))     # the baseline is black
     args.out.mkdir(parents=True, exist_ok=True)
@@ -855,6 +897,8 @@ def main(argv=None):
     try:
         if args.command == "probe" and min(args.tokens, args.batch_tokens) < 1:
             raise ValueError("--tokens and --batch_tokens must be at least 1")
+        if args.out.exists() and not args.out.is_dir():
+            raise ValueError(f"--out {args.out} is not a folder")
         curves(args) if args.command == "curves" else probe(args)
     except (ValueError, OSError) as e:
         parser.error(models.one_line(e))
