@@ -1,12 +1,14 @@
 """What the README states about the code is true."""
 import difflib
 import re
+import runpy
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 
+import analyze
 import bench
 import models
 
@@ -50,3 +52,13 @@ def test_what_many_gpus_hold_and_send():
             muon, adamw = (bench.across(model, world, optimizer, "bf16") for optimizer in ("muon", "adamw"))
             numbers = [muon["held"], adamw["held"], adamw["held"] / world, muon["gradients"], muon["updates"]]
             assert f"| {label} | {world} | " + " | ".join(f"{x / 2 ** 30:.1f}" for x in numbers) + " |" in README
+
+
+def test_tables_of_the_study_are_those_of_its_logs():
+    study = ROOT / "results" / "study-cpu"
+    logs, text = sorted((study / "logs").iterdir()), (study / "README.md").read_text()
+    groups = analyze.systems([analyze.read_log(run) for run in logs])
+    order = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")][:len(groups)]
+    table = analyze.table(analyze.summarise({label: groups[label] for label in order}, "gpt"), "gpt")
+    assert table in text and table in README
+    assert runpy.run_path(str(study / "study.py"))["claims"](logs) in text

@@ -2,8 +2,8 @@
 
 Three stages, all with the same data and batches; runs that are done are not repeated, so it can be interrupted.
     search  gpt alone, 3 x 3 rates for Muon and AdamW, short runs: the centre of the next stage
-    tune    every model at 1/2, 1 and 2 times the centre, short runs, a seed of its own
-    final   every model at its best rates, long runs, several seeds
+    tune    every model at the five pairs of rates around the centre that FACTORS names, short runs
+    final   every model at its best rates, long runs, several seeds, none of them that of the short runs
 Then the logs are copied here, and analyze.py makes the curves of all and the probes of seed 0.
 """
 import argparse
@@ -23,8 +23,9 @@ MODELS = {
     "attnres": []}                                                          # name in the tables: options
 COMMON = dict(n_layer=8, d_model=128, n_head=4, max_len=256, seq_len=256, batch_tokens=2048, warmup_steps=30,
               eval_tokens=65536)
-LENGTHS = {"short": dict(max_steps=240, eval_every=240, save_every=240), "long": dict(max_steps=560, eval_every=80, save_every=560)}
-MUON, ADAMW, FACTORS = (0.0025, 0.005, 0.01), (0.006, 0.012, 0.024), (0.5, 1, 2)
+LENGTHS = {"short": dict(max_steps=240, eval_every=240, save_every=240), "long": dict(max_steps=480, eval_every=80, save_every=480)}
+MUON, ADAMW = (0.0025, 0.005, 0.01), (0.006, 0.012, 0.024)
+FACTORS = ((0.5, 0.5), (1, 1), (2, 2), (1, 0.5), (1, 0.25))                 # of the centre's rates for Muon and AdamW
 TUNING_SEED = 100
 CLAIMS = [  # (what should have the lower loss, than what, says who)
     ("gpt gate=elementwise", "gpt", "ExoFormer, table 1"), ("resformer", "gpt", "ExoFormer, table 1; SATFormer, table 5"),
@@ -72,13 +73,17 @@ def main():
         def race(tasks):
             return dict(zip(tasks, pool.map(lambda t: train(args, *t), tasks)))
 
-        rates = race([(f"search/{m:g}-{a:g}", "gpt", TUNING_SEED, m, a, "short") for m, a in product(MUON, ADAMW)])
-        centre = min(rates, key=rates.get)[3:5]
-        tuned = race([(f"tune/{name}-{f:g}", name, TUNING_SEED, f * centre[0], f * centre[1], "short") for name in MODELS for f in FACTORS])
-        best = {name: min((t for t in tuned if t[1] == name), key=tuned.get)[3:5] for name in MODELS}
+        def short(name, muon_lr, adamw_lr):
+            return f"short/{name}-{muon_lr:g}-{adamw_lr:g}", name, TUNING_SEED, muon_lr, adamw_lr, "short"
+
+        losses = race([short("gpt", m, a) for m, a in product(MUON, ADAMW)])
+        m, a = min(losses, key=losses.get)[3:5]
+        losses |= race([short(name, m * f, a * g) for name in MODELS for f, g in FACTORS])
+        tried = {name: [short(name, m * f, a * g) for f, g in FACTORS] for name in MODELS}
+        best = {name: min(tasks, key=losses.get)[3:5] for name, tasks in tried.items()}
         race([(f"final/{name}-seed{seed}", name, seed, *best[name], "long") for seed in range(args.seeds) for name in MODELS])
     with open(HERE / "rates.jsonl", "w") as f:
-        for (out, name, seed, muon_lr, adamw_lr, _), loss in {**rates, **tuned}.items():
+        for (out, name, seed, muon_lr, adamw_lr, _), loss in losses.items():
             row = {"run": out, "model": name, "seed": seed, "muon_lr": muon_lr, "adamw_lr": adamw_lr, "val": loss}
             f.write(json.dumps(row) + "\n")
     finals = [args.out / "final" / f"{name}-seed{seed}" for name in MODELS for seed in range(args.seeds)]
