@@ -93,8 +93,8 @@ def main():
     (HERE / "claims.md").write_text(claims([HERE / "logs" / run.name for run in finals]))
     analyze = [sys.executable, str(TOP / "analyze.py")]
     subprocess.run([*analyze, "curves", *(str(HERE / "logs" / run.name) for run in finals), "--out", str(HERE)], check=True)
-    subprocess.run([*analyze, "probe", *(str(run) for run in finals if run.name.endswith("seed0")), "--out", str(HERE / "probes"),
-                    "--tokens", "65536"], check=True)
+    subprocess.run([*analyze, "probe", *(str(run) for run in finals if run.name.endswith("seed0")), "--out", str(HERE / "probes")],
+                   check=True)
 
 
 def publish(run, to):
