@@ -174,15 +174,15 @@ def draw_curves(rows, groups, baseline):
                                         [(x, y - between(old, x)) for x, y in timed if old[1][0] <= x <= old[-1][0]])):
             if points:
                 ax.plot(*zip(*points), **look)
-                late += [abs(y) for x, y in points[1:] if math.isfinite(y)]
+                late += [y for x, y in points[1:] if math.isfinite(y)]
         spread = [(x, mean(g) - stdev(g), mean(g) + stdev(g)) for x, g in spread if len(g) > 1]
         if spread and label != baseline:
             axes[1, 0].fill_between(*zip(*spread), color=color, alpha=0.15, lw=0)
     finite = [[y for _, y in r["curve"][1:] if math.isfinite(y)] or [0.0] for r in rows.values()]
     low, high = min(map(min, finite)), max(ys[0] for ys in finite)
     axes[0, 0].set_ylim(low - 0.05 * (high - low) - 1e-3, high + 1e-3)
-    top = 1.2 * max(late, default=0.01) + 1e-3
-    axes[1, 0].set_ylim(-top, top)
+    low, high = min([*late, 0.0]), max([*late, 0.0])
+    axes[1, 0].set_ylim(low - 0.1 * (high - low) - 1e-3, high + 0.1 * (high - low) + 1e-3)
     axes[0, 0].set_ylabel("validation loss (nats per token)")
     axes[1, 0].set_ylabel(f"difference to {baseline} (nats per token)")
     axes[1, 0].set_xlabel("training tokens (millions)")
@@ -690,16 +690,20 @@ def draw_depth(found):
     panels = {}
     for run, numbers in found.items():
         for name, A in numbers["depth"].items():
-            title = f"{run}, {name} input" if len(numbers["depth"]) > 1 else run
-            panels.setdefault(("output of sublayer (0: embedding)", "read by sublayer (last: head)", json.dumps(A)), []).append(title)
+            title, rows, reader = run, lower(A), "read by sublayer (last: head)"
+            if len(numbers["depth"]) > 1:
+                title += f", {name} input"
+            if name != "r":
+                rows, reader = rows[:-1:2], "read by attention of layer"            # the MLPs and the head read r
+            panels.setdefault(("output of sublayer (0: embedding)", reader, json.dumps(rows)), []).append(title)
         for name, A in numbers["values"].items():
             title = f"{run}, {dict(q='queries', k='keys', v='values', g='gates')[name]}"
-            panels.setdefault(("of layer (0: anchor)" if len(A[0]) > len(A) else "of layer", "in layer", json.dumps(A)), []).append(title)
+            panels.setdefault(("of layer (0: anchor)" if len(A[0]) > len(A) else "of layer", "in layer", json.dumps(lower(A))), []).append(title)
     if not panels:
         return None
     fig, axes = grid(len(panels), width=3.6, height=3.3)
     for ax, ((source, reader, A), titles) in zip(axes, panels.items()):
-        A = lower(json.loads(A))
+        A = json.loads(A)
         top = max(abs(x) for row in A for x in row if not math.isnan(x))
         image = heat(ax, A, textwrap.fill(", ".join(titles), 34), source, reader, (1, 1 if source == "of layer" else 0), cmap="RdBu_r",
                      vmin=-top, vmax=top)
@@ -724,10 +728,11 @@ def draw_gates(found):
     if not panels:
         return None
     fig, axes = grid(len(panels), width=4.6, columns=3)
+    seen = [x for _, numbers, kind in panels if kind == "gate" for row in numbers["gate"] for x in row]
     for ax, (run, numbers, kind) in zip(axes, panels):
         changes = numbers["interventions"]
         if kind == "gate":
-            image = heat(ax, numbers["gate"], f"{run}: output gate, mean", "head", "layer", (1, 1), cmap="viridis", vmin=0, vmax=1)
+            image = heat(ax, numbers["gate"], f"{run}: output gate, mean", "head", "layer", (1, 1), cmap="viridis", vmin=min(seen), vmax=max(seen))
         elif kind == "value_gate":
             top = max(abs(x) for row in numbers["value_gate"] for x in row) or 1.0
             signed = min(map(min, numbers["value_gate"])) < 0                       # of tanh or identity
@@ -772,7 +777,7 @@ def draw_anchors(found):
                          else "head", "layer", (numbers["mixing_layers"][0], 0), cmap="RdBu_r", vmin=0, vmax=2)
             fig.colorbar(image, ax=ax, extend="both")
             for head in range(1, ratio.size(1)):
-                ax.axvline(head * ratio.size(2) - 0.5, color="k", lw=0.6)
+                ax.axvline(head * ratio.size(2) - 0.5, color="#FFD500", lw=1.2)
         elif kind == "layer_similarity":
             image = heat(ax, bare[kind], f"{run}: anchors zero", "state after layer", "state after layer", cmap="viridis", vmin=0, vmax=1)
             fig.colorbar(image, ax=ax, label="mean cosine, same token")

@@ -458,6 +458,8 @@ def test_pictures_show_the_numbers():
     drawn = depth["attnres"].get_images()[0]
     assert torch.allclose(torch.tensor(drawn.get_array().filled(0.0)), torch.tensor(found["attnres"]["depth"]["r"]))
     assert drawn.get_array().mask.tolist() == torch.ones(7, 7).triu(1).bool().tolist() and drawn.get_extent() == [-0.5, 6.5, 7.5, 0.5]
+    drawn = depth["muddformer, v input"].get_images()[0]                            # attention's rows alone
+    assert torch.allclose(torch.tensor(drawn.get_array().filled(0.0)), torch.tensor(found["muddformer"]["depth"]["v"])[:-1:2])
     gates = {ax.get_title(): ax for ax in analyze.draw_gates(found).axes}
     assert gates["satformer: value gate, mean"].get_images()[0].get_extent() == [0.5, 2.5, 3.5, 2.5]                # layer 3 alone
     assert [bar.get_height() for bar in gates["satformer: one layer's gate replaced"].patches] == [
