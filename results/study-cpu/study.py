@@ -92,7 +92,7 @@ def main():
         publish(run, HERE / "logs" / run.name)
     (HERE / "claims.md").write_text(claims([HERE / "logs" / run.name for run in finals]))
     analyze = [sys.executable, str(TOP / "analyze.py")]
-    subprocess.run([*analyze, "curves", *(str(HERE / "logs" / run.name) for run in finals), "--out", str(HERE)], check=True)
+    subprocess.run([*analyze, "curves", *(str(HERE.relative_to(TOP) / "logs" / run.name) for run in finals), "--out", str(HERE)], check=True, cwd=TOP)
     subprocess.run([*analyze, "probe", *(str(run) for run in finals if run.name.endswith("seed0")), "--out", str(HERE / "probes")],
                    check=True)
 
