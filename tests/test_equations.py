@@ -400,7 +400,7 @@ def float64():
 def setup(name, **options):
     """A model with every parameter random, leaf copies of its parameters, its options, and a batch."""
     torch.manual_seed(0)
-    config = {**COMMON, **OWN[name], **options}
+    config = {**COMMON, **OWN.get(name, {}), **options}
     model = models.build(name, **config)
     with torch.no_grad():
         for key, q in model.named_parameters():
@@ -411,12 +411,11 @@ def setup(name, **options):
     return model, p, SimpleNamespace(**config), idx, targets
 
 
-@pytest.mark.parametrize("name, options", PARAMS)
-def test_equations(name, options):
-    model, p, c, idx, targets = setup(name, **options)
+def compare(stack, model, p, c, idx, targets):
+    """Logits, loss and the gradient of every parameter against those of `stack`; the rest as setup() returns it."""
     logits, loss = model(idx, targets)
     loss.backward()
-    expected = reference_logits(STACKS[name], p, c, idx)
+    expected = reference_logits(stack, p, c, idx)
     expected_loss = reference_loss(expected, targets, c.z_loss)
     expected_loss.backward()
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-10)
@@ -428,6 +427,11 @@ def test_equations(name, options):
     model.eval()
     with torch.no_grad():                       # no z-loss in evaluation
         torch.testing.assert_close(model(idx, targets)[1], reference_loss(expected, targets, 0.0), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name, options", PARAMS)
+def test_equations(name, options):
+    compare(STACKS[name], *setup(name, **options))
 
 
 @pytest.mark.parametrize("key_norm", [True, False])
