@@ -446,6 +446,18 @@ def depth_matrix(model, record):
         for name in "qkvr":
             A[name][..., n - 1, :] = rows["r"]
         return A
+    if hasattr(model, "average"):                                                   # denseformer
+        eye, A = torch.eye(n, dtype=like.dtype, device=like.device), torch.zeros_like(ones)
+        X = [eye[0]]
+        A[0] = eye[0]
+        for i in range(1, len(model.blocks) + 1):
+            A[2 * i - 1] = A[2 * i - 2] + eye[2 * i - 1]
+            X.append(A[2 * i - 1] + eye[2 * i])
+            A[2 * i] = X[i]
+            if str(i) in model.average:
+                average = model.average[str(i)]
+                A[2 * i] = sum(a * X[j] for a, j in zip(average.alpha, average.sources))
+        return {"r": A.expand(*like.shape[:2], n, n)}
     return {"r": ones.expand(*like.shape[:2], n, n)}
 
 

@@ -93,6 +93,9 @@ def theory(model):
     if name == "attnres":               # norm, dot product and weighted sum over S sources per reader
         sizes = [1 + i // c.block_size + (i % c.block_size > 0) for i in range(2 * L + 1)]
         return 2 * L * d, sum(6 * S * d for S in sizes[1:]), sum(S - 1 for S in sizes) * d
+    if name == "denseformer":           # weighted sums of S sources
+        sizes = [len(a.sources) for a in model.average.values()]
+        return sum(sizes), sum(2 * S * d for S in sizes), sum(S - 1 for S in sizes) * d
 
 
 class Row:

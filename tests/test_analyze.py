@@ -190,7 +190,8 @@ def test_batches_are_averaged_and_leave_no_hooks():
 
 DEPTH = [("gpt", {}), ("resformer", {}), ("exoformer", {}), ("satformer", {}), ("attnres", {}), ("attnres", dict(block_size=2)),
          ("attnres", dict(block_size=4)), ("muddformer", {}), ("muddformer", dict(multiway=False)), ("muddformer", dict(streams="vr")),
-         ("muddformer", dict(dynamic=False)), ("muddformer", dict(period=2)), ("muddformer", dict(dilation=2)), ("muddformer", dict(window=1))]
+         ("muddformer", dict(dynamic=False)), ("muddformer", dict(period=2)), ("muddformer", dict(dilation=2)), ("muddformer", dict(window=1)),
+         ("denseformer", {}), ("denseformer", dict(dilation=2)), ("denseformer", dict(period=2))]
 
 
 @pytest.mark.parametrize("name, options", DEPTH, ids=lambda x: str(x))

@@ -21,7 +21,8 @@ CASES = [("resformer", dict(value_mix=kind, last_k=k)) for kind in ("identity", 
     ("exoformer", dict(gate="none", mix_streams="qkv", norm_streams="qk")),
     ("muddformer", {}), ("muddformer", dict(streams="kv", dilation=2)), ("muddformer", dict(dynamic=False, period=2)),
     ("muddformer", dict(multiway=False, window=2)), ("muddformer", dict(pre_post_norm=True)),
-    ("attnres", {}), ("attnres", dict(block_size=3)), ("attnres", dict(block_size=8))]
+    ("attnres", {}), ("attnres", dict(block_size=3)), ("attnres", dict(block_size=8)),
+    ("denseformer", {}), ("denseformer", dict(dilation=2, period=2))]
 
 
 @pytest.mark.parametrize("name, options", CASES, ids=lambda x: x if isinstance(x, str) else "-".join(f"{k}={v}" for k, v in x.items()))
@@ -35,6 +36,8 @@ def test_the_papers_formulas_give_the_counted_sizes(name, options):
     counted = model.flops_per_token(64) - base.flops_per_token(64)
     if name == "attnres":                       # its scores are matrix products, of each source with the readers to come
         assert 0 < counted < flops
+    elif name == "denseformer":
+        assert counted == 0 and flops == 2 * params * SHAPE["d_model"]
     else:
         mixing = {"resformer": 3 * read, "satformer": 2 * read, "exoformer": 3 * read, "muddformer": sum(
             2 * len(a.streams) * len(a.sources) * SHAPE["d_model"] for a in getattr(model, "aggregate", {}).values())}[name]
@@ -48,6 +51,11 @@ def test_reads_of_attnres_are_what_its_readers_see():
         model.depth_attention.register_forward_hook(lambda module, inputs, output: seen.append(output.size(-1)))
         model(torch.zeros(1, 4, dtype=torch.long))
         assert bench.theory(model)[2] == sum(s - 1 for s in seen) * SHAPE["d_model"]
+
+
+def test_reads_of_denseformer():
+    for options, others in ((dict(), 1 + 2 + 3 + 4), (dict(dilation=2), 0 + 1 + 1 + 2), (dict(dilation=2, period=2), 1 + 2), (dict(period=3), 3)):
+        assert bench.theory(models.build("denseformer", **SHAPE, **options))[2] == others * SHAPE["d_model"]
 
 
 def test_every_model_has_its_formulas():

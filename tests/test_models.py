@@ -23,6 +23,7 @@ CASES = [(name, {}) for name in models.names()] + [
     ("muddformer", dict(streams="kv", pre_post_norm=True)), ("muddformer", dict(period=2, dilation=2, n_layer=4)),
     ("muddformer", dict(window=2, n_layer=4)),
     ("attnres", dict(block_size=2)), ("attnres", dict(block_size=4, key_norm=False)), ("attnres", dict(block_size=6)),
+    ("denseformer", dict(dilation=2, period=3, n_layer=7)), ("denseformer", dict(period=2, gate="headwise")),
 ]
 IDS = ["-".join([name, *(f"{k}={v}" for k, v in options.items())]) for name, options in CASES]
 every_case = pytest.mark.parametrize("name, options", CASES, ids=IDS)
@@ -55,6 +56,7 @@ NEUTRAL = {   # settings and parameter values with which a model is gpt.py; mode
         dict(), dict(dynamic=False), dict(multiway=False), dict(streams="kr"), dict(pre_post_norm=True), dict(period=2, dilation=2),
         dict(window=1))],
     "attnres": [(dict(block_size=s, norm_eps=1e-12), {}) for s in (1, 2, 4, 6)],
+    "denseformer": [(dict(), {}), (dict(dilation=2, period=3, n_layer=7), {})],
 }
 
 
@@ -308,6 +310,8 @@ BAD = [("gpt", dict(n_head=5)), ("gpt", dict(n_kv_head=3)), ("gpt", dict(gate="x
        ("exoformer", dict(mix_streams="qk", norm_streams="v")), ("exoformer", dict(anchor="first_layer", n_layer=1)),
        ("muddformer", dict(streams="x")), ("muddformer", dict(multiway=False, streams="q")), ("muddformer", dict(period=0)),
        ("muddformer", dict(window=0)), ("attnres", dict(block_size=0)), ("attnres", dict(block_size=7)), ("gpt", dict(nonsense=1)),
+       ("denseformer", dict(period=0)), ("denseformer", dict(period=4)), ("denseformer", dict(dilation=0)),
+       ("denseformer", dict(dilation=4)), ("denseformer", dict(dilation=3, period=2)),
        ("nonsense", {})]
 
 

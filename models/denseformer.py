@@ -1,0 +1,322 @@
+"""DenseFormer: after a block, the state is a learned average over depth.   arXiv:2402.02622
+
+The residual stream hands each block the last output X_i. A depth-weighted average (DWA) hands it a weighted sum of all
+outputs so far, with one learned number per pair of depths, the same for all tokens and channels:
+    X_i = block_i(Y_{i-1}),     Y_0 = X_0 = embedding                                        i = 1 .. L
+    Y_i = sum_{j in S_i} alpha_{ij} X_j  if i % period == 0, else X_i,     S_i = {0 <= j <= i: j = i modulo dilation}
+The sums run over the raw outputs X_j, never over averages Y_j; the head reads Y_L. The paper writes dilation x period:
+1x1 is the full form, 4x5 its best compromise of speed and perplexity (48 blocks: 17.87 against 17.84 and, plain, 18.61).
+Costs sum_{i: period | i} (i // dilation + 1) parameters (1x1: L (L + 3) / 2), and 2 d_model FLOPs each per token.
+
+Changed from gpt.py: Config, Config.__post_init__, Model.__init__, Model.init_weights, Model.forward, Model.stats
+Equal to gpt.py when: alpha_{ij} = 1 for j = i, else 0, as at the start.
+Equal to muddformer.py with dynamic=False, multiway=False, ffn_realloc=False, the same dilation, and a period that divides
+    n_layer: with other periods muddformer.py averages after the last block too, and here the head reads X_L.
+Optimizer: AdamW, without weight decay; the authors' script decays alpha with the matrices, which pulls it to 0 and not to
+    the identity.
+Paper and code: the authors' package is the equations above. Their training script has no period: its increase_T_every
+    keeps the output of every so many blocks only, and its dilation counts those; that is not the paper's k x p.
+"""
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+
+@dataclass
+class Config:
+    vocab_size: int = 50304         # token ids are 0 .. vocab_size-1
+    n_layer: int = 12               # blocks; each is attention + MLP
+    n_head: int = 12                # query heads; d_head = d_model / n_head
+    n_kv_head: int | None = None    # key/value heads, each shared by n_head / n_kv_head query heads; None: n_head
+    d_model: int = 768              # width of the residual stream
+    d_ff: int | None = None         # hidden width of the SwiGLU MLP; None: 8/3 d_model rounded up to a multiple of 64
+    max_len: int = 2048             # longest sequence, in training and in generation
+    rope_theta: float = 10000.0     # base of the rotary frequencies
+    norm_eps: float = 1e-6          # added to the mean square in every RMSNorm
+    tie_embeddings: bool = False    # head and embedding share one matrix
+    z_loss: float = 0.0             # weight of mean(logsumexp(logits)^2), in training only
+    qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
+    gate: str = "none"              # gated attention: none | elementwise | headwise
+    zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
+    dilation: int = 1               # k: an average reads every k-th output, back from the newest
+    period: int = 1                 # p: an average after every p-th block; the paper writes k x p, 1x1 and 4x5
+
+    def __post_init__(self):
+        if self.n_kv_head is None:
+            self.n_kv_head = self.n_head
+        if self.d_ff is None:
+            self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64)
+        for name in ("vocab_size", "n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "max_len", "rope_theta"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        if self.d_model % (2 * self.n_head):
+            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head} (rotary pairs)")
+        if self.n_head % self.n_kv_head:
+            raise ValueError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}")
+        if self.gate not in ("none", "elementwise", "headwise"):
+            raise ValueError(f"gate must be none, elementwise or headwise, not {self.gate!r}")
+        if not 1 <= self.period <= self.n_layer:
+            raise ValueError(f"period must lie between 1 and n_layer {self.n_layer}, not {self.period}")
+        last = self.n_layer // self.period * self.period
+        if not 1 <= self.dilation <= last:
+            raise ValueError(f"dilation must lie between 1 and {last}, the last block with an average, not {self.dilation}")
+
+    @property
+    def d_head(self):
+        return self.d_model // self.n_head
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; statistics in fp32 or better."""
+
+    def __init__(self, dim, eps):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x):
+        y = x.to(torch.promote_types(x.dtype, torch.float32))
+        return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps) * self.weight).type_as(x)
+
+
+def apply_rope(x, cos, sin):
+    """Rotates the pairs (x[i], x[i + D/2]) of x (B, T, H, D) by the angles in cos, sin (T, 1, D/2)."""
+    x1, x2 = x.chunk(2, dim=-1)
+    return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1).type_as(x)
+
+
+class Cache:
+    """Preallocated keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held.
+
+    Model.forward advances it. Its shapes never change, so that a decoding step compiles once.
+    """
+
+    def __init__(self, model, batch_size, max_len):
+        c, like = model.config, model.embed.weight
+        kind = like.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else like.dtype
+        shape = (batch_size, c.n_kv_head, max_len, c.d_head)
+        self.k = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        self.v = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        self.pos = torch.zeros((), dtype=torch.long, device=like.device)
+
+    def append(self, layer, k, v):
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and who sees whom (T, max_len)."""
+        at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
+        self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
+        self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
+        seen = torch.arange(self.k[layer].size(2), device=k.device) <= at[:, None]   # (T, max_len)
+        return self.k[layer], self.v[layer], seen
+
+
+def attend(q, k, v, layer, cache):
+    """Causal attention of q (B, T, H, D) over k, v (B, T, K, D), and over what the cache holds -> (B, T, H, D)."""
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T, D)
+    gqa = q.size(1) != k.size(1)
+    if cache is None:
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
+    else:
+        k, v, seen = cache.append(layer, k, v)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=gqa)
+    return y.transpose(1, 2)
+
+
+class Attention(nn.Module):
+    def __init__(self, c, layer):
+        super().__init__()
+        self.layer, self.n_head, self.n_kv_head, self.d_head = layer, c.n_head, c.n_kv_head, c.d_head
+        self.wq = nn.Linear(c.d_model, c.n_head * c.d_head, bias=False)
+        self.wk = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False)
+        self.wv = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False)
+        self.wo = nn.Linear(c.n_head * c.d_head, c.d_model, bias=False)
+        self.q_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
+        if c.gate != "none":
+            self.gate = nn.Linear(c.d_model, c.n_head * (c.d_head if c.gate == "elementwise" else 1), bias=False)
+
+    def forward(self, x, rope, cache=None):
+        B, T, _ = x.shape
+        q = self.wq(x).view(B, T, self.n_head, self.d_head)                         # (B, T, H, D)
+        k = self.wk(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
+        v = self.wv(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
+        q, k = apply_rope(self.q_norm(q), *rope), apply_rope(self.k_norm(k), *rope)
+        y = attend(q, k, v, self.layer, cache)                                      # (B, T, H, D)
+        if hasattr(self, "gate"):
+            y = y * self.gate(x).sigmoid().view(B, T, self.n_head, -1)              # times (B, T, H, D or 1)
+        return self.wo(y.reshape(B, T, -1))                                         # (B, T, C)
+
+
+class MLP(nn.Module):
+    def __init__(self, d_model, d_ff):
+        super().__init__()
+        self.w_gate = nn.Linear(d_model, d_ff, bias=False)
+        self.w_up = nn.Linear(d_model, d_ff, bias=False)
+        self.w_down = nn.Linear(d_ff, d_model, bias=False)
+
+    def forward(self, x):
+        return self.w_down(F.silu(self.w_gate(x)) * self.w_up(x))
+
+
+class Block(nn.Module):
+    def __init__(self, c, layer):
+        super().__init__()
+        self.attn_norm = RMSNorm(c.d_model, c.norm_eps)
+        self.attn = Attention(c, layer)
+        self.mlp_norm = RMSNorm(c.d_model, c.norm_eps)
+        self.mlp = MLP(c.d_model, c.d_ff)
+
+    def forward(self, x, rope, cache=None):
+        x = x + self.attn(self.attn_norm(x), rope, cache)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class DepthAverage(nn.Module):
+    """Y_i (B, T, C) from the outputs X_0 .. X_i, (B, T, C) each."""
+
+    def __init__(self, c, i):
+        super().__init__()
+        self.sources = range(i % c.dilation, i + 1, c.dilation)
+        self.alpha = nn.Parameter(torch.empty(len(self.sources)))
+
+    def forward(self, hiddens):
+        first, *others = self.alpha.unbind()
+        y = first * hiddens[self.sources[0]]
+        for a, j in zip(others, self.sources[1:]):
+            y = torch.addcmul(y, a, hiddens[j])
+        return y
+
+
+class Model(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = c = config
+        self.embed = nn.Embedding(c.vocab_size, c.d_model)
+        self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.n_layer))
+        places = range(c.period, c.n_layer + 1, c.period)                           # i: after block i, counting from 1
+        self.average = nn.ModuleDict({str(i): DepthAverage(c, i) for i in places})
+        self.final_norm = RMSNorm(c.d_model, c.norm_eps)
+        self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
+        if c.tie_embeddings:
+            self.head.weight = self.embed.weight
+        freqs = c.rope_theta ** (-torch.arange(0, c.d_head, 2, dtype=torch.float64) / c.d_head)
+        angles = torch.arange(c.max_len, dtype=torch.float64)[:, None, None] * freqs     # (max_len, 1, D/2)
+        self.register_buffer("cos", angles.cos().to(torch.get_default_dtype()), persistent=False)
+        self.register_buffer("sin", angles.sin().to(torch.get_default_dtype()), persistent=False)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self):
+        """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
+        for name, p in self.named_parameters():
+            module, last = name.split(".")[-2:]
+            if last == "alpha":
+                p.zero_()
+                p[-1] = 1.0                                                         # Y_i = X_i
+            elif module.endswith("norm"):
+                p.fill_(1.0)
+            elif module in ("wo", "w_down", "head") and self.config.zero_init:
+                p.zero_()
+            elif module in ("embed", "wq", "wk", "wv", "wo", "gate", "w_gate", "w_up", "w_down", "head"):
+                nn.init.trunc_normal_(p, std=0.02, a=-0.06, b=0.06)
+            else:
+                raise ValueError(f"init_weights does not know {name}")
+
+    def forward(self, idx, targets=None, cache=None):
+        """Logits of the next token, and the loss if targets are given.
+
+        idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
+        Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
+        z_loss * mean(logsumexp(logits)^2) added. Without targets loss is None; with them the logits carry no gradient.
+        ValueError if T exceeds max_len.
+        """
+        rope = self.rope(idx.size(1), cache)
+        x = self.embed(idx)                                                         # (B, T, C)
+        hiddens = [x]                                                               # X_0 .. X_i
+        for i, block in enumerate(self.blocks, start=1):
+            x = block(x, rope, cache)
+            hiddens.append(x)
+            if i % self.config.period == 0:
+                x = self.average[str(i)](hiddens)
+        return self.output(x, targets, cache)
+
+    def rope(self, T, cache):
+        """cos, sin (T, 1, D/2) of the next T positions."""
+        if T > self.config.max_len:
+            raise ValueError(f"{T} tokens are more than max_len {self.config.max_len}")
+        if cache is None:
+            return self.cos[:T], self.sin[:T]
+        at = cache.pos + torch.arange(T, device=cache.pos.device)
+        return self.cos[at], self.sin[at]
+
+    def output(self, x, targets, cache):
+        """Final norm, head and loss on x (B, T, C); advances the cache."""
+        logits = self.head(self.final_norm(x))                                      # (B, T, V)
+        if cache is not None:
+            cache.pos += x.size(1)
+        if targets is None:
+            return logits, None
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
+        loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
+        if self.training and self.config.z_loss:
+            loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
+        return logits.detach(), loss        # else backward also makes, fills and adds a gradient of all logits: 1% of a step
+
+    @torch.no_grad()
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
+        """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
+
+        temperature 0 takes the likeliest token; top_k keeps the k likeliest. compile=True compiles the decoding step.
+        ValueError if the result would be longer than max_len.
+        """
+        (B, T), total = idx.shape, idx.size(1) + max_new_tokens
+        if T == 0 or total > self.config.max_len:
+            raise ValueError(f"{T} + {max_new_tokens} tokens: at least 1 + 0 and at most max_len {self.config.max_len}")
+        cache, out = Cache(self, B, total), torch.cat((idx, idx.new_zeros(B, max_new_tokens)), dim=1)
+        step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
+        for t in range(T, total):
+            logits, _ = self.forward(idx, cache=cache) if t == T else step(out[:, t - 1:t].clone(), cache=cache)
+            scores = logits[:, -1].float()                                          # (B, V)
+            if top_k is not None:
+                kept = scores.topk(min(top_k, scores.size(-1))).values[:, -1:]
+                scores = scores.masked_fill(scores < kept, -math.inf)
+            if temperature == 0:
+                out[:, t] = scores.argmax(-1)
+            else:
+                out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
+        return out
+
+    def flops_per_token(self, T):
+        """Forward FLOPs per token at T tokens of context: matrix products and attention, by torch's counter."""
+        with torch.device("meta"):
+            model, idx = type(self)(self.config), torch.zeros(1, T, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            model(idx)
+        return counter.get_total_flops() / T
+
+    @torch.no_grad()
+    def watch(self, idx, modules):
+        """Outputs of some submodules in a forward pass on idx (B, T), in fp32 and in the order of their calls."""
+        seen = []
+        hooks = [m.register_forward_hook(lambda module, inputs, output: seen.append(output.float())) for m in modules]
+        self.forward(idx)
+        for hook in hooks:
+            hook.remove()
+        return seen
+
+    def stats(self, idx):
+        """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
+        alphas = [average.alpha for average in self.average.values()]
+        return {"on_last": [a[-1].item() for a in alphas],                          # weight of X_i; 1 at the start
+                "on_earlier": [a[:-1].abs().sum().item() for a in alphas]}
+
+
+if __name__ == "__main__":                      # prints size and cost, and how far the neutral setting is from gpt.py
+    import pathlib
+    import runpy
+
+    report = runpy.run_path(str(pathlib.Path(__file__).with_name("__init__.py")))["report"]
+    report(Model, Config, lambda model: None)

@@ -1,0 +1,88 @@
+"""DenseFormer (arXiv:2402.02622): its equations in float64, its counts, and muddformer.py's form of it."""
+import pytest
+import torch
+from test_equations import add, attend, compare, float64, mlp_sublayer, norm, project, setup  # noqa: F401  (float64: autouse)
+
+import models
+
+
+def denseformer(p, c, x):
+    """X_i = block_i(Y_{i-1}); every period-th Y_i is a sum over the X_j with j = i modulo dilation."""
+    X, Y = [x], x
+    for i in range(1, c.n_layer + 1):
+        at = f"blocks.{i - 1}"
+        a = [norm(p, f"{at}.attn_norm", u, c) for u in Y]
+        H = add(Y, attend(p, c, at, project(p, c, at, a, a, a)))
+        X.append(add(H, mlp_sublayer(p, c, at, H)))
+        Y = X[i]
+        if i % c.period == 0:
+            alpha, sources = p[f"average.{i}.alpha"], [j for j in range(i + 1) if j % c.dilation == i % c.dilation]
+            assert len(alpha) == len(sources)
+            Y = [sum(alpha[m] * X[j][t] for m, j in enumerate(sources)) for t in range(len(x))]
+    return Y
+
+
+CASES = [dict(), dict(tie_embeddings=True, qk_norm=False, z_loss=0.0), dict(n_kv_head=4, gate="elementwise"), dict(gate="headwise"),
+         dict(dilation=2), dict(dilation=3), dict(period=2, n_layer=5), dict(period=3), dict(dilation=2, period=2, n_layer=4),
+         dict(dilation=2, period=3, n_layer=7), dict(dilation=4, period=5, n_layer=11)]
+
+
+@pytest.mark.parametrize("options", CASES, ids=str)
+def test_equations_of_denseformer(options):
+    compare(denseformer, *setup("denseformer", **{**dict(dilation=1, period=1), **options}))
+
+
+def sources(**options):
+    with torch.device("meta"):
+        model = models.build("denseformer", **options)
+    return {int(i): list(average.sources) for i, average in model.average.items()}
+
+
+def test_who_reads_what():
+    """Section 3.3 of the paper spells these two out."""
+    assert sources(n_layer=8, dilation=4, period=4) == {4: [0, 4], 8: [0, 4, 8]}
+    assert sources(n_layer=23, dilation=4, period=5) == {5: [1, 5], 10: [2, 6, 10], 15: [3, 7, 11, 15], 20: [0, 4, 8, 12, 16, 20]}
+    assert sources(n_layer=3) == {1: [0, 1], 2: [0, 1, 2], 3: [0, 1, 2, 3]}
+
+
+def parameters(name, **options):
+    with torch.device("meta"):
+        return sum(p.numel() for p in models.build(name, vocab_size=31, n_head=2, d_model=16, **options).parameters())
+
+
+def test_parameters():
+    for L in (1, 12, 48):
+        assert parameters("denseformer", n_layer=L) - parameters("gpt", n_layer=L) == L * (L + 3) // 2
+    sparse = parameters("denseformer", n_layer=48, dilation=4, period=5) - parameters("gpt", n_layer=48)
+    assert sparse == sum(i // 4 + 1 for i in (5, 10, 15, 20, 25, 30, 35, 40, 45))
+
+
+def test_initial_values():
+    for options in (dict(), dict(dilation=4, period=5)):
+        model = models.build("denseformer", vocab_size=31, n_layer=12, n_head=2, d_model=16, **options)
+        for average in model.average.values():
+            assert average.alpha.tolist() == [0.0] * (len(average.sources) - 1) + [1.0]
+
+
+@pytest.mark.parametrize("options", [dict(), dict(dilation=2), dict(period=2, n_layer=4), dict(dilation=2, period=2, n_layer=4, gate="elementwise"),
+                                     dict(dilation=4, period=5, n_layer=10, tie_embeddings=True)], ids=str)
+@torch.no_grad()
+def test_muddformers_static_single_average_is_denseformer(options):
+    shape = dict(n_layer=3, d_ff=24) | options
+    mudd = setup("muddformer", dynamic=False, multiway=False, ffn_realloc=False, **shape)[0]
+    dense, _, _, idx, _ = setup("denseformer", **shape)
+    weights = {key.replace("q_in_norm", "attn_norm"): p for key, p in mudd.state_dict().items() if not key.startswith("aggregate.")}
+    weights |= {f"average.{i}.alpha": aggregate.weights.a[0] for i, aggregate in mudd.aggregate.items()}
+    dense.load_state_dict(weights)
+    assert (dense(idx)[0] - mudd(idx)[0]).abs().max() < 1e-12
+    dense.average[str(dense.config.n_layer)].alpha[-1] += 0.1
+    assert (dense(idx)[0] - mudd(idx)[0]).abs().max() > 1e-6
+
+
+@torch.no_grad()
+def test_the_head_reads_the_last_output_where_the_period_does_not_divide_the_depth():
+    model, _, _, idx, _ = setup("denseformer", period=2)                            # 3 layers
+    seen = []
+    model.blocks[2].register_forward_hook(lambda module, inputs, output: seen.append(output))
+    logits = model(idx)[0]
+    assert torch.equal(logits, model.head(model.final_norm(seen[0]))) and list(model.average) == ["2"]
