@@ -458,6 +458,15 @@ def depth_matrix(model, record):
                 average = model.average[str(i)]
                 A[2 * i] = sum(a * X[j] for a, j in zip(average.alpha, average.sources))
         return {"r": A.expand(*like.shape[:2], n, n)}
+    if hasattr(model.blocks[0], "attn_geodesic"):                                   # geonorm
+        A = torch.zeros(*like.shape[:2], n, n, dtype=like.dtype, device=like.device)
+        A[..., 0, 0] = record.reads[0].norm(dim=-1) / like.norm(dim=-1)
+        steps = [step for block in model.blocks for step in (block.attn_geodesic, block.mlp_geodesic)]
+        for l, (step, x, g) in enumerate(zip(steps, record.reads, record.outputs[1:])):
+            a, b = step.weights(x, g.type_as(x))                                    # (B, T, 1): the next state is a x + b g
+            A[..., l + 1, :] = a * A[..., l, :]
+            A[..., l + 1, l + 1] = b[..., 0]
+        return {"r": A}
     return {"r": ones.expand(*like.shape[:2], n, n)}
 
 

@@ -191,7 +191,8 @@ def test_batches_are_averaged_and_leave_no_hooks():
 DEPTH = [("gpt", {}), ("resformer", {}), ("exoformer", {}), ("satformer", {}), ("attnres", {}), ("attnres", dict(block_size=2)),
          ("attnres", dict(block_size=4)), ("muddformer", {}), ("muddformer", dict(multiway=False)), ("muddformer", dict(streams="vr")),
          ("muddformer", dict(dynamic=False)), ("muddformer", dict(period=2)), ("muddformer", dict(dilation=2)), ("muddformer", dict(window=1)),
-         ("denseformer", {}), ("denseformer", dict(dilation=2)), ("denseformer", dict(period=2))]
+         ("denseformer", {}), ("denseformer", dict(dilation=2)), ("denseformer", dict(period=2)),
+         ("geonorm", {}), ("geonorm", dict(update="unprojected", decay="geometric")), ("geonorm", dict(update="pre_norm"))]
 
 
 @pytest.mark.parametrize("name, options", DEPTH, ids=lambda x: str(x))
@@ -213,8 +214,9 @@ def test_depth_matrix_makes_every_input_from_the_outputs(name, options):
 
 
 def test_a_stream_that_is_no_sum_of_outputs_is_noticed():
-    found = numbers(random_model("muddformer", pre_post_norm=True))
-    assert found["depth_error"] > 1e-2 and found["depth"] == {}
+    for found in (numbers(random_model("muddformer", pre_post_norm=True)),
+                  numbers(random_model("geonorm", update="post_norm"))):
+        assert found["depth_error"] > 1e-2 and found["depth"] == {}
 
 
 def values_of(model, idx):

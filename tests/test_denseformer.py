@@ -86,3 +86,11 @@ def test_the_head_reads_the_last_output_where_the_period_does_not_divide_the_dep
     model.blocks[2].register_forward_hook(lambda module, inputs, output: seen.append(output))
     logits = model(idx)[0]
     assert torch.equal(logits, model.head(model.final_norm(seen[0]))) and list(model.average) == ["2"]
+
+
+def test_stats():
+    model = setup("denseformer", dilation=2, n_layer=4)[0]
+    with torch.no_grad():
+        model.average["4"].alpha.copy_(torch.tensor([0.5, -0.25, 2.0]))
+    found = model.stats(torch.zeros(1, 2, dtype=torch.long))
+    assert found["on_last"][3] == 2.0 and found["on_earlier"][3] == 0.75 and found["on_earlier"][0] == 0.0

@@ -24,6 +24,8 @@ CASES = [(name, {}) for name in models.names()] + [
     ("muddformer", dict(window=2, n_layer=4)),
     ("attnres", dict(block_size=2)), ("attnres", dict(block_size=4, key_norm=False)), ("attnres", dict(block_size=6)),
     ("denseformer", dict(dilation=2, period=3, n_layer=7)), ("denseformer", dict(period=2, gate="headwise")),
+    ("geonorm", dict(update="unprojected", decay="geometric")), ("geonorm", dict(update="post_norm")),
+    ("geonorm", dict(update="pre_norm", gate="headwise")), ("geonorm", dict(decay="linear", gate="elementwise", tie_embeddings=True)),
 ]
 IDS = ["-".join([name, *(f"{k}={v}" for k, v in options.items())]) for name, options in CASES]
 every_case = pytest.mark.parametrize("name, options", CASES, ids=IDS)
@@ -312,6 +314,7 @@ BAD = [("gpt", dict(n_head=5)), ("gpt", dict(n_kv_head=3)), ("gpt", dict(gate="x
        ("muddformer", dict(window=0)), ("attnres", dict(block_size=0)), ("attnres", dict(block_size=7)), ("gpt", dict(nonsense=1)),
        ("denseformer", dict(period=0)), ("denseformer", dict(period=4)), ("denseformer", dict(dilation=0)),
        ("denseformer", dict(dilation=4)), ("denseformer", dict(dilation=3, period=2)),
+       ("geonorm", dict(update="x")), ("geonorm", dict(decay="x")), ("geonorm", dict(decay_rate=0.0)), ("geonorm", dict(decay_rate=1.5)),
        ("nonsense", {})]
 
 

@@ -1,0 +1,360 @@
+"""GeoNorm: every residual update is a step along a great circle, at constant norm.   arXiv:2601.22095
+
+Pre-norm adds a sublayer's output g to the state; post-norm also projects the sum back to a sphere. GeoNorm takes g as the
+direction of an optimizer's step on that sphere: its tangential part v turns the state x along the geodesic, by an angle
+with a learned scale (one per sublayer) that decays over the layers l = 0 .. L-1. RN is RMSNorm without gain:
+    x_0 = RN(embed[idx]),                                       so that |x| = sqrt(d_model) everywhere, up to norm_eps
+    g = f(norm(x)),     v = g - (<x, g> / <x, x>) x             f: attention or MLP
+    theta = scale decay(l) min(|v| / |x|, pi/4), between -pi/4 and pi/4
+    x <- cos(theta) x + sin(theta) |x| v / |v|
+    decay(l) = 1 (none) | 1 / (l + 1) (harmonic) | 1 / sqrt(l + 1) (sqrt) | (L - l) / L (linear) | decay_rate^l (geometric)
+update="unprojected" is the form of the authors' blog: v = g, no bounds on theta; decay="geometric" belongs to it. Its
+alpha_l, for the unit sphere, is scale decay(l) / sqrt(d_model) here. "pre_norm" is gpt.py; "post_norm" is
+x <- norm(x + f(x)), where the norm of each sum stands before its next reader and the first one takes the embedding.
+Costs 2 L parameters and, per sublayer and token, about 10 d_model FLOPs; no matrix products.
+
+Changed from gpt.py: Config, Config.__post_init__, Block.__init__, Block.forward, Model.init_weights, Model.forward,
+    Model.stats
+Equal to gpt.py when: update="pre_norm". With zero_init a geodesic step is the identity at the start, and its derivative
+    with respect to g is scale decay(l) (I - x x^T / |x|^2): nothing is divided by |v| = 0.
+Paper and code: no code of the authors was found; bounds and decays follow a public reimplementation of the paper's Eq. 3-5
+    and appendix. It decays harmonically, adds a learned bias to the angle, and bounds theta from above only. Here sqrt, which
+    leaves the late layers a larger step; no bias, which would turn x where v = 0 has no direction; and both bounds. What f
+    reads is not stated there: here norm(x), at constant |x| a gain. The blog says that its form keeps the norm, which is so
+    only if <x, g> = 0: here the norm is restored after each step. Nor are pre- and post-norm settings of the geodesic:
+    pre-norm is its first order in theta without the projection, post-norm turns x to the direction of x + g.
+"""
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+
+@dataclass
+class Config:
+    vocab_size: int = 50304         # token ids are 0 .. vocab_size-1
+    n_layer: int = 12               # blocks; each is attention + MLP
+    n_head: int = 12                # query heads; d_head = d_model / n_head
+    n_kv_head: int | None = None    # key/value heads, each shared by n_head / n_kv_head query heads; None: n_head
+    d_model: int = 768              # width of the residual stream
+    d_ff: int | None = None         # hidden width of the SwiGLU MLP; None: 8/3 d_model rounded up to a multiple of 64
+    max_len: int = 2048             # longest sequence, in training and in generation
+    rope_theta: float = 10000.0     # base of the rotary frequencies
+    norm_eps: float = 1e-6          # added to the mean square in every RMSNorm
+    tie_embeddings: bool = False    # head and embedding share one matrix
+    z_loss: float = 0.0             # weight of mean(logsumexp(logits)^2), in training only
+    qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
+    gate: str = "none"              # gated attention: none | elementwise | headwise
+    zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
+    update: str = "geodesic"        # of the state: geodesic | unprojected (the blog's form) | pre_norm (gpt.py) | post_norm
+    decay: str = "sqrt"             # of the steps over the layers: none | harmonic | sqrt | linear | geometric
+    decay_rate: float = 0.9         # base of the geometric decay; the blog's gamma, for which it gives no value
+
+    def __post_init__(self):
+        if self.n_kv_head is None:
+            self.n_kv_head = self.n_head
+        if self.d_ff is None:
+            self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64)
+        for name in ("vocab_size", "n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "max_len", "rope_theta"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        if self.d_model % (2 * self.n_head):
+            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head} (rotary pairs)")
+        if self.n_head % self.n_kv_head:
+            raise ValueError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}")
+        if self.gate not in ("none", "elementwise", "headwise"):
+            raise ValueError(f"gate must be none, elementwise or headwise, not {self.gate!r}")
+        if self.update not in ("geodesic", "unprojected", "pre_norm", "post_norm"):
+            raise ValueError(f"update must be geodesic, unprojected, pre_norm or post_norm, not {self.update!r}")
+        if self.decay not in ("none", "harmonic", "sqrt", "linear", "geometric"):
+            raise ValueError(f"decay must be none, harmonic, sqrt, linear or geometric, not {self.decay!r}")
+        if not 0 < self.decay_rate <= 1:
+            raise ValueError(f"decay_rate must lie above 0 and not above 1, not {self.decay_rate}")
+
+    @property
+    def d_head(self):
+        return self.d_model // self.n_head
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; statistics in fp32 or better."""
+
+    def __init__(self, dim, eps):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x):
+        y = x.to(torch.promote_types(x.dtype, torch.float32))
+        return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps) * self.weight).type_as(x)
+
+
+def apply_rope(x, cos, sin):
+    """Rotates the pairs (x[i], x[i + D/2]) of x (B, T, H, D) by the angles in cos, sin (T, 1, D/2)."""
+    x1, x2 = x.chunk(2, dim=-1)
+    return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1).type_as(x)
+
+
+class Cache:
+    """Preallocated keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held.
+
+    Model.forward advances it. Its shapes never change, so that a decoding step compiles once.
+    """
+
+    def __init__(self, model, batch_size, max_len):
+        c, like = model.config, model.embed.weight
+        kind = like.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else like.dtype
+        shape = (batch_size, c.n_kv_head, max_len, c.d_head)
+        self.k = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        self.v = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        self.pos = torch.zeros((), dtype=torch.long, device=like.device)
+
+    def append(self, layer, k, v):
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and who sees whom (T, max_len)."""
+        at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
+        self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
+        self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
+        seen = torch.arange(self.k[layer].size(2), device=k.device) <= at[:, None]   # (T, max_len)
+        return self.k[layer], self.v[layer], seen
+
+
+def attend(q, k, v, layer, cache):
+    """Causal attention of q (B, T, H, D) over k, v (B, T, K, D), and over what the cache holds -> (B, T, H, D)."""
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T, D)
+    gqa = q.size(1) != k.size(1)
+    if cache is None:
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
+    else:
+        k, v, seen = cache.append(layer, k, v)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=gqa)
+    return y.transpose(1, 2)
+
+
+class Attention(nn.Module):
+    def __init__(self, c, layer):
+        super().__init__()
+        self.layer, self.n_head, self.n_kv_head, self.d_head = layer, c.n_head, c.n_kv_head, c.d_head
+        self.wq = nn.Linear(c.d_model, c.n_head * c.d_head, bias=False)
+        self.wk = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False)
+        self.wv = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False)
+        self.wo = nn.Linear(c.n_head * c.d_head, c.d_model, bias=False)
+        self.q_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
+        if c.gate != "none":
+            self.gate = nn.Linear(c.d_model, c.n_head * (c.d_head if c.gate == "elementwise" else 1), bias=False)
+
+    def forward(self, x, rope, cache=None):
+        B, T, _ = x.shape
+        q = self.wq(x).view(B, T, self.n_head, self.d_head)                         # (B, T, H, D)
+        k = self.wk(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
+        v = self.wv(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
+        q, k = apply_rope(self.q_norm(q), *rope), apply_rope(self.k_norm(k), *rope)
+        y = attend(q, k, v, self.layer, cache)                                      # (B, T, H, D)
+        if hasattr(self, "gate"):
+            y = y * self.gate(x).sigmoid().view(B, T, self.n_head, -1)              # times (B, T, H, D or 1)
+        return self.wo(y.reshape(B, T, -1))                                         # (B, T, C)
+
+
+class MLP(nn.Module):
+    def __init__(self, d_model, d_ff):
+        super().__init__()
+        self.w_gate = nn.Linear(d_model, d_ff, bias=False)
+        self.w_up = nn.Linear(d_model, d_ff, bias=False)
+        self.w_down = nn.Linear(d_ff, d_model, bias=False)
+
+    def forward(self, x):
+        return self.w_down(F.silu(self.w_gate(x)) * self.w_up(x))
+
+
+def length(v):
+    """Norms (B, T, 1) of v (B, T, C), at least 1e-6: a quotient by them and its gradient exist at v = 0."""
+    return v.square().sum(-1, keepdim=True).clamp(min=1e-12).sqrt()
+
+
+class Geodesic(nn.Module):
+    """Turns the state x (B, T, C) towards the output g (B, T, C) of a sublayer, at constant norm; in fp32 or better."""
+
+    def __init__(self, c, layer):
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(()))
+        self.decay = {"none": 1.0, "harmonic": 1 / (layer + 1), "sqrt": (layer + 1) ** -0.5, "linear": 1 - layer / c.n_layer,
+                      "geometric": c.decay_rate ** layer}[c.decay]
+        self.project = c.update == "geodesic"
+
+    def weights(self, x, g):
+        """a, b (B, T, 1): the new state is a x + b g."""
+        radius, step = length(x), self.scale * self.decay
+        if self.project:
+            along = (x * g).sum(-1, keepdim=True) / radius.square()
+            size = length(g - along * x)                                            # |v|
+            theta = (step * (size / radius).clamp(max=math.pi / 4)).clamp(-math.pi / 4, math.pi / 4)
+            b = theta.sin() * radius / size
+            return theta.cos() - b * along, b
+        size = length(g)
+        theta = step * size / radius
+        a, b = theta.cos(), theta.sin() * radius / size
+        back = radius / length(a * x + b * g)                                       # to the sphere
+        return a * back, b * back
+
+    def forward(self, x, g):
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        y, g = x.to(dtype), g.to(dtype)
+        a, b = self.weights(y, g)
+        return (a * y + b * g).type_as(x)
+
+
+class Block(nn.Module):
+    def __init__(self, c, layer):
+        super().__init__()
+        self.attn_norm = RMSNorm(c.d_model, c.norm_eps)
+        self.attn = Attention(c, layer)
+        self.mlp_norm = RMSNorm(c.d_model, c.norm_eps)
+        self.mlp = MLP(c.d_model, c.d_ff)
+        self.update = c.update
+        if self.update in ("geodesic", "unprojected"):
+            self.attn_geodesic = Geodesic(c, layer)
+            self.mlp_geodesic = Geodesic(c, layer)
+
+    def forward(self, x, rope, cache=None):
+        if self.update == "pre_norm":
+            x = x + self.attn(self.attn_norm(x), rope, cache)
+            return x + self.mlp(self.mlp_norm(x))
+        if self.update == "post_norm":
+            x = self.attn_norm(x)
+            x = self.mlp_norm(x + self.attn(x, rope, cache))
+            return x + self.mlp(x)
+        x = self.attn_geodesic(x, self.attn(self.attn_norm(x), rope, cache))
+        return self.mlp_geodesic(x, self.mlp(self.mlp_norm(x)))
+
+
+class Model(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = c = config
+        self.embed = nn.Embedding(c.vocab_size, c.d_model)
+        self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.n_layer))
+        self.final_norm = RMSNorm(c.d_model, c.norm_eps)
+        self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
+        if c.tie_embeddings:
+            self.head.weight = self.embed.weight
+        freqs = c.rope_theta ** (-torch.arange(0, c.d_head, 2, dtype=torch.float64) / c.d_head)
+        angles = torch.arange(c.max_len, dtype=torch.float64)[:, None, None] * freqs     # (max_len, 1, D/2)
+        self.register_buffer("cos", angles.cos().to(torch.get_default_dtype()), persistent=False)
+        self.register_buffer("sin", angles.sin().to(torch.get_default_dtype()), persistent=False)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self):
+        """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
+        for name, p in self.named_parameters():
+            module = name.split(".")[-2]
+            if module.endswith(("norm", "geodesic")):
+                p.fill_(1.0)
+            elif module in ("wo", "w_down", "head") and self.config.zero_init:
+                p.zero_()
+            elif module in ("embed", "wq", "wk", "wv", "wo", "gate", "w_gate", "w_up", "w_down", "head"):
+                nn.init.trunc_normal_(p, std=0.02, a=-0.06, b=0.06)
+            else:
+                raise ValueError(f"init_weights does not know {name}")
+
+    def forward(self, idx, targets=None, cache=None):
+        """Logits of the next token, and the loss if targets are given.
+
+        idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
+        Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
+        z_loss * mean(logsumexp(logits)^2) added. Without targets loss is None; with them the logits carry no gradient.
+        ValueError if T exceeds max_len.
+        """
+        rope = self.rope(idx.size(1), cache)
+        x = self.embed(idx)                                                         # (B, T, C)
+        if self.config.update in ("geodesic", "unprojected"):
+            x = F.rms_norm(x, x.shape[-1:], eps=self.config.norm_eps)               # onto the sphere
+        for block in self.blocks:
+            x = block(x, rope, cache)
+        return self.output(x, targets, cache)
+
+    def rope(self, T, cache):
+        """cos, sin (T, 1, D/2) of the next T positions."""
+        if T > self.config.max_len:
+            raise ValueError(f"{T} tokens are more than max_len {self.config.max_len}")
+        if cache is None:
+            return self.cos[:T], self.sin[:T]
+        at = cache.pos + torch.arange(T, device=cache.pos.device)
+        return self.cos[at], self.sin[at]
+
+    def output(self, x, targets, cache):
+        """Final norm, head and loss on x (B, T, C); advances the cache."""
+        logits = self.head(self.final_norm(x))                                      # (B, T, V)
+        if cache is not None:
+            cache.pos += x.size(1)
+        if targets is None:
+            return logits, None
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
+        loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
+        if self.training and self.config.z_loss:
+            loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
+        return logits.detach(), loss        # else backward also makes, fills and adds a gradient of all logits: 1% of a step
+
+    @torch.no_grad()
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
+        """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
+
+        temperature 0 takes the likeliest token; top_k keeps the k likeliest. compile=True compiles the decoding step.
+        ValueError if the result would be longer than max_len.
+        """
+        (B, T), total = idx.shape, idx.size(1) + max_new_tokens
+        if T == 0 or total > self.config.max_len:
+            raise ValueError(f"{T} + {max_new_tokens} tokens: at least 1 + 0 and at most max_len {self.config.max_len}")
+        cache, out = Cache(self, B, total), torch.cat((idx, idx.new_zeros(B, max_new_tokens)), dim=1)
+        step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
+        for t in range(T, total):
+            logits, _ = self.forward(idx, cache=cache) if t == T else step(out[:, t - 1:t].clone(), cache=cache)
+            scores = logits[:, -1].float()                                          # (B, V)
+            if top_k is not None:
+                kept = scores.topk(min(top_k, scores.size(-1))).values[:, -1:]
+                scores = scores.masked_fill(scores < kept, -math.inf)
+            if temperature == 0:
+                out[:, t] = scores.argmax(-1)
+            else:
+                out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
+        return out
+
+    def flops_per_token(self, T):
+        """Forward FLOPs per token at T tokens of context: matrix products and attention, by torch's counter."""
+        with torch.device("meta"):
+            model, idx = type(self)(self.config), torch.zeros(1, T, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            model(idx)
+        return counter.get_total_flops() / T
+
+    @torch.no_grad()
+    def watch(self, idx, modules):
+        """Outputs of some submodules in a forward pass on idx (B, T), in fp32 and in the order of their calls."""
+        seen = []
+        hooks = [m.register_forward_hook(lambda module, inputs, output: seen.append(output.float())) for m in modules]
+        self.forward(idx)
+        for hook in hooks:
+            hook.remove()
+        return seen
+
+    def stats(self, idx):
+        """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
+        states = [F.normalize(x, dim=-1) for x in self.watch(idx, [self.embed, *self.blocks])]
+        chords = [(b - a).norm(dim=-1) for a, b in zip(states, states[1:])]
+        out = {"angle": [2 * (c / 2).clamp(max=1.0).asin().mean().item() for c in chords]}      # radians, by which a block turns x
+        if hasattr(self.blocks[0], "attn_geodesic"):
+            out["attn_step"] = [(block.attn_geodesic.scale * block.attn_geodesic.decay).item() for block in self.blocks]
+            out["mlp_step"] = [(block.mlp_geodesic.scale * block.mlp_geodesic.decay).item() for block in self.blocks]
+        return out
+
+
+if __name__ == "__main__":                      # prints size and cost, and how far the neutral setting is from gpt.py
+    import pathlib
+    import runpy
+
+    report = runpy.run_path(str(pathlib.Path(__file__).with_name("__init__.py")))["report"]
+    report(Model, Config, lambda model: None, update="pre_norm")
