@@ -96,7 +96,7 @@ def theory(model):
     if name == "denseformer":           # weighted sums of S sources
         sizes = [len(a.sources) for a in model.average.values()]
         return sum(sizes), sum(2 * S * d for S in sizes), sum(S - 1 for S in sizes) * d
-    if name == "geonorm":               # three inner products and two sums of scaled vectors (unprojected: four and two) for a sum
+    if name == "geonorm":               # three inner products and two sums of scaled vectors, for a plain sum
         flops = {"geodesic": 10 * d, "unprojected": 11 * d}.get(c.update, 0)
         return 2 * L * (flops > 0), 2 * L * flops, 0
 
