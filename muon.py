@@ -40,7 +40,7 @@ def polar_express(G):
 class Muon(torch.optim.Optimizer):
     """Muon for matrices. Of several ranks each orthogonalises its share; gradients must already be averaged.
 
-    params: 2-D parameters only.
+    params: matrices, or stacks of them (.., rows, cols), each of which counts by itself.
     lr: spectral norm of one update of a wide matrix; a tall one moves by sqrt(rows / cols) more.
     weight_decay: decoupled, times lr, and only where it pulls in the direction of the update (cautious).
     momentum: of the running mean of gradients; the update is Nesterov's, (1 - momentum) grad + momentum mean.
@@ -53,7 +53,7 @@ class Muon(torch.optim.Optimizer):
         self.dtype = dtype
         super().__init__(params, dict(lr=lr, weight_decay=weight_decay, momentum=momentum, second_moment=second_moment))
         for p in (p for group in self.param_groups for p in group["params"]):
-            if p.ndim != 2:
+            if p.ndim < 2:
                 raise ValueError(f"Muon is for matrices, not for a parameter of shape {tuple(p.shape)}")
 
     @torch.no_grad()
@@ -71,7 +71,7 @@ class Muon(torch.optim.Optimizer):
                 self.apply(params, updates.to(params[0].dtype), group["lr"], group["weight_decay"], group["second_moment"])
 
     def updates(self, stacks, momentum):
-        """Yields (matrices of one shape, their orthogonal updates (N, rows, cols)) until each matrix had its turn.
+        """Yields (matrices of one shape, their orthogonal updates (N, .., rows, cols)) until each matrix had its turn.
 
         The matrices are dealt to the ranks in turn, shape by shape; the results travel in one all-gather.
         """
@@ -97,8 +97,8 @@ class Muon(torch.optim.Optimizer):
             yield from ((part, chunk.view(-1, *part[0].shape)) for part, chunk in zip(hand, chunks))
 
     def apply(self, params, updates, lr, weight_decay, second_moment):
-        """Moves N matrices of the same shape by their orthogonal updates (N, rows, cols)."""
-        rows, cols = updates.shape[1:]
+        """Moves N matrices (or stacks) of the same shape by their orthogonal updates (N, .., rows, cols)."""
+        rows, cols = updates.shape[-2:]
         if second_moment is not None:
             updates = self.normalize(params, updates, second_moment, dim=-1 if rows >= cols else -2)
         updates *= max(1, rows / cols) ** 0.5
@@ -108,7 +108,7 @@ class Muon(torch.optim.Optimizer):
             p.sub_(u, alpha=lr)
 
     def normalize(self, params, updates, rate, dim):
-        """Divides updates (N, rows, cols) by the root of their running mean square over `dim`, at unchanged norm."""
+        """Divides updates (N, .., rows, cols) by the root of their running mean square over `dim`, at unchanged norm."""
         now = updates.square().mean(dim, keepdim=True)
         for p, square in zip(params, now):
             if "second_moment" not in self.state[p]:

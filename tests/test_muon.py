@@ -90,6 +90,23 @@ def test_a_stack_equals_one_by_one_and_the_definition(second_moment):
         torch.testing.assert_close(stacked[i].detach(), p, atol=1e-10, rtol=0)
 
 
+@pytest.mark.parametrize("second_moment", [None, 0.9])
+@pytest.mark.parametrize("shape", [(8, 4), (4, 8)])
+def test_a_stack_in_one_parameter_equals_its_matrices(second_moment, shape):
+    """As the experts of models/kern.py are kept; one of them never gets a gradient."""
+    g = torch.Generator().manual_seed(0)
+    stack = nn.Parameter(torch.randn(3, *shape, generator=g, dtype=torch.float64))
+    matrices = [nn.Parameter(m.clone()) for m in stack.detach()]
+    opts = [muon.Muon(params, lr=0.1, weight_decay=0.5, second_moment=second_moment) for params in ([stack], matrices)]
+    for _ in range(3):
+        stack.grad = torch.randn(3, *shape, generator=g, dtype=torch.float64) * torch.tensor([1.0, 0.0, 100.0])[:, None, None]
+        for m, grad in zip(matrices, stack.grad):
+            m.grad = grad.clone()
+        for opt in opts:
+            opt.step()
+    torch.testing.assert_close(stack.detach(), torch.stack(matrices).detach(), atol=1e-12, rtol=0)
+
+
 class Ranks:
     """Stands for torch.distributed on `world` ranks that take their steps one after the other."""
 
