@@ -99,6 +99,9 @@ def theory(model):
     if name == "geonorm":               # three inner products and two sums of scaled vectors, for a plain sum
         flops = {"geodesic": 10 * d, "unprojected": 11 * d}.get(c.update, 0)
         return 2 * L * (flops > 0), 2 * L * flops, 0
+    if name == "kern":                  # idle experts, router, gamma; the weighted sum of the outputs of k experts
+        idle = 3 * d * (c.d_ff // c.top_k) * (c.n_expert - c.top_k)
+        return L * (idle + d * c.n_expert + (c.router == "kern")), L * (2 * d * c.n_expert + 2 * d * c.top_k), 0
 
 
 class Row:

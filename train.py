@@ -446,6 +446,8 @@ def main(argv):
             if config["z_loss"]:                                            # logged without it; row by row, for memory
                 z = sum(x.float().logsumexp(-1).square().mean() for x in logits.detach()) / micro
                 loss -= config["z_loss"] * z / n_micro
+            if hasattr(model, "added"):                                     # and without what else a model adds (kern.py)
+                loss -= model.added / n_micro
             del logits, micro_loss
         grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), opt.grad_clip)
         told = torch.stack((loss / world, grad_norm / world, torch.tensor(float(sum(caught)), device=device)))

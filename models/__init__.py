@@ -181,10 +181,10 @@ def evaluate(model, batches, token_bytes=None, autocast=None, reduce=None):
     return {"loss": loss, "ppl": math.exp(min(loss, 700)), "bpb": bpb, "eval_tokens": int(tokens)}
 
 
-def report(Model, Config, neutral=None, **settings):
+def report(Model, Config, neutral=None, rename=lambda weights: weights, **settings):
     """What `python models/X.py` prints: size and cost beside gpt.py of the same shape, and, if there is a function
     neutral(model) that sets the new parameters, how far the logits of a small random model with these settings then are
-    from gpt.py's."""
+    from gpt.py's. rename(weights): a state dict of gpt.py's with the names and shapes that the model has for it."""
     gpt = runpy.run_path(str(Path(__file__).with_name("gpt.py")))
 
     def pair(c):
@@ -197,7 +197,7 @@ def report(Model, Config, neutral=None, **settings):
           f"context of 1,024 ({flops / flops0 - 1:+.3%})")
     if neutral:
         model, base = (m.double() for m in pair(Config(97, 4, 4, 2, 64, zero_init=False, norm_eps=1e-12, **settings)))
-        model.load_state_dict(base.state_dict(), strict=False)
+        model.load_state_dict(rename(base.state_dict()), strict=False)
         with torch.no_grad():
             neutral(model)
             idx = torch.randint(97, (2, 33))

@@ -192,7 +192,8 @@ DEPTH = [("gpt", {}), ("resformer", {}), ("exoformer", {}), ("satformer", {}), (
          ("attnres", dict(block_size=4)), ("muddformer", {}), ("muddformer", dict(multiway=False)), ("muddformer", dict(streams="vr")),
          ("muddformer", dict(dynamic=False)), ("muddformer", dict(period=2)), ("muddformer", dict(dilation=2)), ("muddformer", dict(window=1)),
          ("denseformer", {}), ("denseformer", dict(dilation=2)), ("denseformer", dict(period=2)),
-         ("geonorm", {}), ("geonorm", dict(update="unprojected", decay="geometric")), ("geonorm", dict(update="pre_norm"))]
+         ("geonorm", {}), ("geonorm", dict(update="unprojected", decay="geometric")), ("geonorm", dict(update="pre_norm")),
+         ("kern", {})]
 
 
 @pytest.mark.parametrize("name, options", DEPTH, ids=lambda x: str(x))

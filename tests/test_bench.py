@@ -23,7 +23,8 @@ CASES = [("resformer", dict(value_mix=kind, last_k=k)) for kind in ("identity", 
     ("muddformer", dict(multiway=False, window=2)), ("muddformer", dict(pre_post_norm=True)),
     ("attnres", {}), ("attnres", dict(block_size=3)), ("attnres", dict(block_size=8)),
     ("denseformer", {}), ("denseformer", dict(dilation=2, period=2)),
-    ("geonorm", {}), ("geonorm", dict(update="unprojected")), ("geonorm", dict(update="pre_norm")), ("geonorm", dict(update="post_norm"))]
+    ("geonorm", {}), ("geonorm", dict(update="unprojected")), ("geonorm", dict(update="pre_norm")), ("geonorm", dict(update="post_norm")),
+    ("kern", {}), ("kern", dict(router="softmax", n_expert=8, top_k=4))]
 
 
 @pytest.mark.parametrize("name, options", CASES, ids=lambda x: x if isinstance(x, str) else "-".join(f"{k}={v}" for k, v in x.items()))
@@ -42,11 +43,13 @@ def test_the_papers_formulas_give_the_counted_sizes(name, options):
     elif name == "geonorm":                     # no matrix products, and nothing read but the newest state
         per_sublayer = {"geodesic": 10, "unprojected": 11}.get(options.get("update", "geodesic"), 0) * SHAPE["d_model"]
         assert counted == read == 0 and flops == 8 * per_sublayer
+    elif name == "kern":                        # the k outputs' weighted sum; nothing is read but the newest state
+        assert counted == flops - 2 * 4 * model.config.top_k * SHAPE["d_model"] and read == 0
     else:
         mixing = {"resformer": 3 * read, "satformer": 2 * read, "exoformer": 3 * read, "muddformer": sum(
             2 * len(a.streams) * len(a.sources) * SHAPE["d_model"] for a in getattr(model, "aggregate", {}).values())}[name]
         assert counted == flops - mixing
-    assert read > 0 or name == "geonorm"
+    assert read > 0 or name in ("geonorm", "kern")
 
 
 def test_reads_of_attnres_are_what_its_readers_see():

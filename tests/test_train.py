@@ -219,10 +219,12 @@ def test_what_must_not_change_the_losses(data, whole, tmp_path):
     assert losses(tmp_path / "c")[1] != losses(whole)[1]
 
 
-def test_logged_loss_is_without_z_loss(data, tmp_path):
+def test_logged_loss_is_without_z_loss_and_load_balancing(data, tmp_path):
     small = {**SMALL, "max_steps": 3, "z_loss": 1.0, "micro_batch": 4}
     assert inside(*flags(**small, data=data, out=tmp_path / "z")) == 0
     assert losses(tmp_path / "z")[0][1] == pytest.approx(math.log(257), abs=1e-4)
+    assert inside(*flags(**small, model="kern", balance_loss=10.0, data=data, out=tmp_path / "b")) == 0
+    assert losses(tmp_path / "b")[0][1] == pytest.approx(math.log(257), abs=1e-4)
 
 
 def test_adamw_and_bf16(data, tmp_path):

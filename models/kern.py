@@ -1,0 +1,405 @@
+"""KERN: the router of a mixture of experts as a normalised ReLU instead of a softmax.   arXiv:2509.25913
+
+In place of the MLP a block has E small ones, the experts, and a router that sends each token to k of them. Read as
+Nadaraya-Watson regression, the router is a kernel between token and expert, and softmax is only one choice; the paper takes
+what an MLP takes, ReLU and a norm, and gives up that the weights sum to one. For the normalised input x of a token:
+    r_m = relu( s / (|s|_2 + 1e-6) )_m,   s = W x                                            W (E, d_model), m = 1 .. E
+    y   = gamma * sum_{m among the k largest r} r_m expert_m(x),    expert_m an MLP of width d_ff / k
+`router` takes the paper's baselines instead: r = softmax(s), sigmoid(s) or tanh(s), gamma = 1. kern_l1 is KERN as a post of
+an author's explains it, a different router: r = relu(W^ x), divided by its sum over all experts, the rows of W^ those of W at
+norm 1, gamma = 1. None divides by the sum over the k. Every token reaches its experts, however many others do (dropless).
+In training balance_loss times this is added, the mean over layers and sequences of
+    E sum_m F_m P_m,    F_m: share of the sequence's (token, expert) pairs with r > 0,
+                        P_m: mean over its tokens of p_m / sum(p), p = relu(r)
+with a gradient through P only: 1 at equal load, E if one expert takes all. gamma starts at 1.
+Costs 3 (E / k - 1) d_model d_ff + E d_model + 1 parameters per layer, and 2 E d_model FLOPs per token: as many parameters are
+active as gpt.py has in all, but for the router.
+
+Changed from gpt.py: Config, Config.__post_init__, MLP.__init__, MLP.forward, Block.__init__, Block.forward,
+    Model.init_weights, Model.forward, Model.stats
+Equal to gpt.py when: router = softmax and n_expert = top_k = 1. No setting of KERN is: without others an expert has r = 0 or 1.
+Optimizer: Muon orthogonalises the experts one by one, and W; gamma belongs to AdamW.
+Paper and code: no code of the authors is known. One equation of the paper has the norm after the ReLU, as kern_l1 has; here
+    it is before, as in the others and in its text. It leaves the balance loss open. Switch Transformer and OLMoE take F and
+    P over all tokens on a device; here over a sequence, so that the loss does not depend on micro-batches and ranks. OLMoE's
+    F sums to 1 in its training code, to k in transformers; here to 1. The paper has k = 8 of 64 experts; the default is
+    MUDDFormer's 2 of 16, which that paper trains with dropped tokens and after OLMoE, which drops none.
+Speed: bf16 and eager fp32 run torch's grouped matrix product (on a CPU a loop over the experts). The compiler knows it in
+    bf16 only; in fp32 it gets blocks with copies of the matrices, and the MLPs take two to three times as long. Muon's
+    step works on every expert, E / k times gpt.py's MLPs.
+"""
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+
+@dataclass
+class Config:
+    vocab_size: int = 50304         # token ids are 0 .. vocab_size-1
+    n_layer: int = 12               # blocks; each is attention + MLP
+    n_head: int = 12                # query heads; d_head = d_model / n_head
+    n_kv_head: int | None = None    # key/value heads, each shared by n_head / n_kv_head query heads; None: n_head
+    d_model: int = 768              # width of the residual stream
+    d_ff: int | None = None         # hidden width of the SwiGLU MLP; None: 8/3 d_model rounded up to a multiple of 64
+    max_len: int = 2048             # longest sequence, in training and in generation
+    rope_theta: float = 10000.0     # base of the rotary frequencies
+    norm_eps: float = 1e-6          # added to the mean square in every RMSNorm
+    tie_embeddings: bool = False    # head and embedding share one matrix
+    z_loss: float = 0.0             # weight of mean(logsumexp(logits)^2), in training only
+    qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
+    gate: str = "none"              # gated attention: none | elementwise | headwise
+    zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
+    router: str = "kern"            # kern | kern_l1 (as a post explains it) | softmax | sigmoid | tanh
+    n_expert: int = 16              # E: MLPs per layer
+    top_k: int = 2                  # k: experts per token; each has width d_ff / k
+    balance_loss: float = 0.01      # weight of the load-balancing loss, in training only
+
+    def __post_init__(self):
+        if self.n_kv_head is None:
+            self.n_kv_head = self.n_head
+        if self.d_ff is None:
+            self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64)
+        for name in ("vocab_size", "n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "max_len", "rope_theta"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        if self.d_model % (2 * self.n_head):
+            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head} (rotary pairs)")
+        if self.n_head % self.n_kv_head:
+            raise ValueError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}")
+        if self.gate not in ("none", "elementwise", "headwise"):
+            raise ValueError(f"gate must be none, elementwise or headwise, not {self.gate!r}")
+        if self.router not in ("kern", "kern_l1", "softmax", "sigmoid", "tanh"):
+            raise ValueError(f"router must be kern, kern_l1, softmax, sigmoid or tanh, not {self.router!r}")
+        if not 1 <= self.top_k <= self.n_expert:
+            raise ValueError(f"top_k must lie between 1 and n_expert {self.n_expert}, not {self.top_k}")
+        if self.d_model % 8 or self.d_ff % (8 * self.top_k):        # rows of 16 bytes in bf16, for grouped_mm
+            raise ValueError(f"d_model {self.d_model} must be a multiple of 8, d_ff {self.d_ff} of 8 top_k = {8 * self.top_k}")
+        if self.balance_loss < 0:
+            raise ValueError(f"balance_loss must not be negative, not {self.balance_loss}")
+
+    @property
+    def d_head(self):
+        return self.d_model // self.n_head
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; statistics in fp32 or better."""
+
+    def __init__(self, dim, eps):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x):
+        y = x.to(torch.promote_types(x.dtype, torch.float32))
+        return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps) * self.weight).type_as(x)
+
+
+def apply_rope(x, cos, sin):
+    """Rotates the pairs (x[i], x[i + D/2]) of x (B, T, H, D) by the angles in cos, sin (T, 1, D/2)."""
+    x1, x2 = x.chunk(2, dim=-1)
+    return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1).type_as(x)
+
+
+class Cache:
+    """Preallocated keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held.
+
+    Model.forward advances it. Its shapes never change, so that a decoding step compiles once.
+    """
+
+    def __init__(self, model, batch_size, max_len):
+        c, like = model.config, model.embed.weight
+        kind = like.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else like.dtype
+        shape = (batch_size, c.n_kv_head, max_len, c.d_head)
+        self.k = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        self.v = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        self.pos = torch.zeros((), dtype=torch.long, device=like.device)
+
+    def append(self, layer, k, v):
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and who sees whom (T, max_len)."""
+        at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
+        self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
+        self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
+        seen = torch.arange(self.k[layer].size(2), device=k.device) <= at[:, None]   # (T, max_len)
+        return self.k[layer], self.v[layer], seen
+
+
+def attend(q, k, v, layer, cache):
+    """Causal attention of q (B, T, H, D) over k, v (B, T, K, D), and over what the cache holds -> (B, T, H, D)."""
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T, D)
+    gqa = q.size(1) != k.size(1)
+    if cache is None:
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
+    else:
+        k, v, seen = cache.append(layer, k, v)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=gqa)
+    return y.transpose(1, 2)
+
+
+class Attention(nn.Module):
+    def __init__(self, c, layer):
+        super().__init__()
+        self.layer, self.n_head, self.n_kv_head, self.d_head = layer, c.n_head, c.n_kv_head, c.d_head
+        self.wq = nn.Linear(c.d_model, c.n_head * c.d_head, bias=False)
+        self.wk = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False)
+        self.wv = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False)
+        self.wo = nn.Linear(c.n_head * c.d_head, c.d_model, bias=False)
+        self.q_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
+        if c.gate != "none":
+            self.gate = nn.Linear(c.d_model, c.n_head * (c.d_head if c.gate == "elementwise" else 1), bias=False)
+
+    def forward(self, x, rope, cache=None):
+        B, T, _ = x.shape
+        q = self.wq(x).view(B, T, self.n_head, self.d_head)                         # (B, T, H, D)
+        k = self.wk(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
+        v = self.wv(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
+        q, k = apply_rope(self.q_norm(q), *rope), apply_rope(self.k_norm(k), *rope)
+        y = attend(q, k, v, self.layer, cache)                                      # (B, T, H, D)
+        if hasattr(self, "gate"):
+            y = y * self.gate(x).sigmoid().view(B, T, self.n_head, -1)              # times (B, T, H, D or 1)
+        return self.wo(y.reshape(B, T, -1))                                         # (B, T, C)
+
+
+class ExpertLinear(nn.Linear):
+    """E linear maps in one parameter (E, out, in), a Linear for Muon's sake. The rows of x (N, in) are in the order of their
+    experts: those of expert e end before row ends[e]."""
+
+    def __init__(self, n_expert, d_in, d_out):
+        super().__init__(d_in, d_out, bias=False)
+        self.weight = nn.Parameter(torch.empty(n_expert, d_out, d_in))
+
+    def forward(self, x, ends):
+        kind, N, E = x.device.type, len(x), len(self.weight)
+        if x.is_meta:                                   # counting FLOPs: each row costs the same, whoever its expert is
+            return F.linear(x, self.weight[0])
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        if N > E and (dtype == torch.bfloat16 or dtype == torch.float32 and not torch.compiler.is_compiling()):
+            return F.grouped_mm(x.to(dtype), self.weight.to(dtype).mT, offs=ends)
+        # Blocks of equally many rows of one expert, each with a copy of its matrix: shapes that do not depend on the routing.
+        # A few rows, as in decoding, are blocks of one row, and only their experts' matrices are read.
+        size = max(1, N // (2 * E))
+        n_block = (N + E * (size - 1)) // size                                      # enough, however the rows are spread
+        rows, n_rows = torch.arange(N, dtype=torch.int32, device=x.device), ends.diff(prepend=ends.new_zeros(1))
+        blocks = (n_rows + size - 1) // size                                        # (E,) of each expert
+        last = blocks.cumsum(0)                                                     # (E,) where they end
+        shift = (last - blocks) * size - (ends - n_rows)                            # (E,) from a row to its place in them
+        place = rows + shift[torch.searchsorted(ends, rows, right=True)]            # (N,)
+        owner = torch.searchsorted(last, torch.arange(n_block, device=x.device), right=True).clamp(max=E - 1)      # (n_block,)
+        x = x.new_zeros(n_block * size, x.size(1)).index_copy(0, place, x).view(n_block, size, -1)
+        return (x @ self.weight.index_select(0, owner).mT).flatten(0, 1).index_select(0, place)
+
+
+class MLP(nn.Module):
+    def __init__(self, n_expert, d_model, d_ff):
+        super().__init__()
+        self.w_gate = ExpertLinear(n_expert, d_model, d_ff)
+        self.w_up = ExpertLinear(n_expert, d_model, d_ff)
+        self.w_down = ExpertLinear(n_expert, d_ff, d_model)
+
+    def forward(self, x, ends):
+        return self.w_down(F.silu(self.w_gate(x, ends)) * self.w_up(x, ends), ends)
+
+
+class Router(nn.Linear):
+    """r (B, T, E) from the normalised input x (B, T, C), in fp32 or better; negative values only with tanh."""
+
+    def __init__(self, d_model, n_expert, kind):
+        super().__init__(d_model, n_expert, bias=False)
+        self.kind = kind
+
+    def forward(self, x):
+        with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):
+            x = x.to(torch.promote_types(x.dtype, torch.float32))
+            w = self.weight.type_as(x)
+            if self.kind == "kern_l1":
+                return F.normalize(F.relu(F.linear(x, F.normalize(w, dim=-1))), p=1, dim=-1, eps=1e-8)
+            s = F.linear(x, w)                                                      # (B, T, E)
+            if self.kind == "kern":
+                return F.relu(s / (s.norm(dim=-1, keepdim=True) + 1e-6))
+            if self.kind == "softmax":
+                return s.softmax(-1)
+            return s.sigmoid() if self.kind == "sigmoid" else s.tanh()
+
+
+class MixtureOfExperts(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.top_k = c.top_k
+        self.router = Router(c.d_model, c.n_expert, c.router)
+        self.experts = MLP(c.n_expert, c.d_model, c.d_ff // c.top_k)
+        if c.router == "kern":
+            self.gamma = nn.Parameter(torch.empty(()))
+
+    def forward(self, x):
+        """x (B, T, C) -> the same, and in training mode the imbalance of the load (), else None."""
+        r = self.router(x)                                                          # (B, T, E)
+        g, chosen = r.topk(self.top_k)                                              # (B, T, k)
+        imbalance = self.imbalance(r, g, chosen) if self.training else None
+        expert = chosen.flatten()                                                   # (N,), N = B T k pairs of token and expert
+        order = expert.argsort(stable=True)                                         # the pairs expert by expert
+        ends = (expert[:, None] <= torch.arange(r.size(-1), device=x.device)).sum(0, dtype=torch.int32)     # (E,)
+        pairs = x.flatten(0, 1).repeat_interleave(self.top_k, 0)    # not indexed by order // k, whose gradient is atomic sums
+        y = self.experts(pairs.index_select(0, order), ends)                        # (N, C)
+        y = y.index_select(0, order.argsort()).view(*chosen.shape, -1)              # (B, T, k, C)
+        if hasattr(self, "gamma"):
+            g = self.gamma * g
+        return (g[..., None] * y).sum(-2).type_as(x), imbalance
+
+    def imbalance(self, r, g, chosen):
+        """E sum_m F_m P_m, mean over the sequences."""
+        load = torch.zeros_like(r).scatter(-1, chosen, (g > 0).type_as(r)).sum(1)   # (B, E)
+        share = F.normalize(r.relu(), p=1, dim=-1, eps=1e-8).mean(1)                       # (B, E)
+        return r.size(-1) * (F.normalize(load, p=1, dim=-1) * share).sum(-1).mean()
+
+
+class Block(nn.Module):
+    def __init__(self, c, layer):
+        super().__init__()
+        self.attn_norm = RMSNorm(c.d_model, c.norm_eps)
+        self.attn = Attention(c, layer)
+        self.mlp_norm = RMSNorm(c.d_model, c.norm_eps)
+        self.mlp = MixtureOfExperts(c)
+
+    def forward(self, x, rope, cache=None):
+        x = x + self.attn(self.attn_norm(x), rope, cache)
+        y, imbalance = self.mlp(self.mlp_norm(x))
+        return x + y, imbalance
+
+
+class Model(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = c = config
+        self.embed = nn.Embedding(c.vocab_size, c.d_model)
+        self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.n_layer))
+        self.final_norm = RMSNorm(c.d_model, c.norm_eps)
+        self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
+        if c.tie_embeddings:
+            self.head.weight = self.embed.weight
+        freqs = c.rope_theta ** (-torch.arange(0, c.d_head, 2, dtype=torch.float64) / c.d_head)
+        angles = torch.arange(c.max_len, dtype=torch.float64)[:, None, None] * freqs     # (max_len, 1, D/2)
+        self.register_buffer("cos", angles.cos().to(torch.get_default_dtype()), persistent=False)
+        self.register_buffer("sin", angles.sin().to(torch.get_default_dtype()), persistent=False)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self):
+        """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
+        for name, p in self.named_parameters():
+            module, last = name.split(".")[-2:]
+            if module.endswith("norm") or last == "gamma":
+                p.fill_(1.0)
+            elif module in ("wo", "w_down", "head") and self.config.zero_init:
+                p.zero_()
+            elif module in ("embed", "wq", "wk", "wv", "wo", "gate", "w_gate", "w_up", "w_down", "router", "head"):
+                nn.init.trunc_normal_(p, std=0.02, a=-0.06, b=0.06)
+            else:
+                raise ValueError(f"init_weights does not know {name}")
+
+    def forward(self, idx, targets=None, cache=None):
+        """Logits of the next token, and the loss if targets are given.
+
+        idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
+        Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
+        z_loss * mean(logsumexp(logits)^2) added, and the load-balancing loss, which `self.added` then holds for the log.
+        Without targets loss is None; with them the logits carry no gradient. ValueError if T exceeds max_len.
+        """
+        rope = self.rope(idx.size(1), cache)
+        x = self.embed(idx)                                                         # (B, T, C)
+        imbalances = []
+        for block in self.blocks:
+            x, imbalance = block(x, rope, cache)
+            imbalances.append(imbalance)
+        logits, loss = self.output(x, targets, cache)
+        if loss is not None and self.training:
+            added = self.config.balance_loss * torch.stack(imbalances).mean()
+            loss, self.added = loss + added, added.detach()
+        return logits, loss
+
+    def rope(self, T, cache):
+        """cos, sin (T, 1, D/2) of the next T positions."""
+        if T > self.config.max_len:
+            raise ValueError(f"{T} tokens are more than max_len {self.config.max_len}")
+        if cache is None:
+            return self.cos[:T], self.sin[:T]
+        at = cache.pos + torch.arange(T, device=cache.pos.device)
+        return self.cos[at], self.sin[at]
+
+    def output(self, x, targets, cache):
+        """Final norm, head and loss on x (B, T, C); advances the cache."""
+        logits = self.head(self.final_norm(x))                                      # (B, T, V)
+        if cache is not None:
+            cache.pos += x.size(1)
+        if targets is None:
+            return logits, None
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
+        loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
+        if self.training and self.config.z_loss:
+            loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
+        return logits.detach(), loss        # else backward also makes, fills and adds a gradient of all logits: 1% of a step
+
+    @torch.no_grad()
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
+        """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
+
+        temperature 0 takes the likeliest token; top_k keeps the k likeliest. compile=True compiles the decoding step.
+        ValueError if the result would be longer than max_len.
+        """
+        (B, T), total = idx.shape, idx.size(1) + max_new_tokens
+        if T == 0 or total > self.config.max_len:
+            raise ValueError(f"{T} + {max_new_tokens} tokens: at least 1 + 0 and at most max_len {self.config.max_len}")
+        cache, out = Cache(self, B, total), torch.cat((idx, idx.new_zeros(B, max_new_tokens)), dim=1)
+        step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
+        for t in range(T, total):
+            logits, _ = self.forward(idx, cache=cache) if t == T else step(out[:, t - 1:t].clone(), cache=cache)
+            scores = logits[:, -1].float()                                          # (B, V)
+            if top_k is not None:
+                kept = scores.topk(min(top_k, scores.size(-1))).values[:, -1:]
+                scores = scores.masked_fill(scores < kept, -math.inf)
+            if temperature == 0:
+                out[:, t] = scores.argmax(-1)
+            else:
+                out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
+        return out
+
+    def flops_per_token(self, T):
+        """Forward FLOPs per token at T tokens of context: matrix products and attention, by torch's counter."""
+        with torch.device("meta"):
+            model, idx = type(self)(self.config), torch.zeros(1, T, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            model(idx)
+        return counter.get_total_flops() / T
+
+    @torch.no_grad()
+    def watch(self, idx, modules):
+        """Outputs of some submodules in a forward pass on idx (B, T), in fp32 and in the order of their calls."""
+        seen = []
+        hooks = [m.register_forward_hook(lambda module, inputs, output: seen.append(output.float())) for m in modules]
+        self.forward(idx)
+        for hook in hooks:
+            hook.remove()
+        return seen
+
+    def stats(self, idx):
+        """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
+        tops = [r.topk(self.config.top_k) for r in self.watch(idx, [block.mlp.router for block in self.blocks])]
+        gammas = [block.mlp.gamma.item() if self.config.router == "kern" else 1.0 for block in self.blocks]
+        loads = [top.indices[top.values > 0].bincount(minlength=self.config.n_expert) for top in tops]
+        return {"gamma": gammas,
+                "weight": [gamma * top.values.sum(-1).mean().item() for gamma, top in zip(gammas, tops)],   # of the k together
+                "load": [(load.max() / load.double().mean()).item() for load in loads]}      # of the busiest expert; 1: equal
+
+
+if __name__ == "__main__":                      # prints size and cost, and how far the neutral setting is from gpt.py
+    import pathlib
+    import runpy
+
+    report = runpy.run_path(str(pathlib.Path(__file__).with_name("__init__.py")))["report"]
+    report(Model, Config, lambda model: None, router="softmax", n_expert=1, top_k=1, rename=lambda weights: {
+        key.replace("mlp.w", "mlp.experts.w"): w[None] if "mlp.w" in key else w for key, w in weights.items()})

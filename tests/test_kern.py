@@ -1,0 +1,281 @@
+"""KERN (arXiv:2509.25913): its equations in float64, its balance loss, and that every way to multiply gives the same numbers."""
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_equations import add, attend, float64, norm, project, reference_logits, reference_loss, setup, sigmoid, softmax  # noqa: F401  (float64: autouse)
+
+import bench
+import models
+import muon
+from models import kern as file
+
+
+def routing(p, c, at, u):
+    """r of one token u as a list of E numbers, and the k experts with the largest."""
+    W = p[f"{at}.router.weight"]
+    if c.router == "kern_l1":
+        r = [torch.dot(w, u) / torch.sqrt(torch.dot(w, w)) for w in W]
+        r = [a * (a > 0) for a in r]
+        r = [a / max(sum(r), 1e-8) for a in r]
+    else:
+        s = [torch.dot(w, u) for w in W]
+        length = torch.sqrt(sum(a * a for a in s)) + 1e-6
+        r = {"softmax": softmax(s), "sigmoid": [sigmoid(a) for a in s], "tanh": [2 * sigmoid(2 * a) - 1 for a in s],
+             "kern": [a / length * (a > 0) for a in s]}[c.router]
+    return r, sorted(range(len(r)), key=lambda m: -float(r[m].detach()))[:c.top_k]
+
+
+def mixture(p, c, at, u, tokens):
+    """gamma sum_m r_m expert_m(u); what was routed where is added to `tokens`."""
+    r, chosen = routing(p, c, at, u)
+    tokens.append((r, chosen))
+    y = torch.zeros(c.d_model)
+    for m in chosen:
+        gate, up = (p[f"{at}.experts.{name}.weight"][m] @ u for name in ("w_gate", "w_up"))
+        assert len(gate) == c.d_ff / c.top_k
+        y = y + r[m] * (p[f"{at}.experts.w_down.weight"][m] @ (gate * sigmoid(gate) * up))
+    return p[f"{at}.gamma"] * y if c.router == "kern" else y
+
+
+def kern(p, c, x, routed):
+    """gpt.py's blocks with a mixture for the MLP; `routed` gets a list of (r, chosen) of all tokens per sequence and layer."""
+    for n in range(c.n_layer):
+        at = f"blocks.{n}"
+        a = [norm(p, f"{at}.attn_norm", u, c) for u in x]
+        x = add(x, attend(p, c, at, project(p, c, at, a, a, a)))
+        routed.append([])
+        x = add(x, [mixture(p, c, f"{at}.mlp", norm(p, f"{at}.mlp_norm", u, c), routed[-1]) for u in x])
+    return x
+
+
+def balance(routed):
+    """Mean over sequences and layers of E sum_m F_m P_m."""
+    total = 0
+    for tokens in routed:
+        E = len(tokens[0][0])
+        pairs = [m for r, chosen in tokens for m in chosen if r[m] > 0]
+        positive = [[a * (a > 0) for a in r] for r, _ in tokens]
+        for m in range(E):
+            total = total + E * pairs.count(m) / len(pairs) * sum(p[m] / max(sum(p), 1e-8) for p in positive) / len(tokens)
+    return total / len(routed)
+
+
+OWN = dict(d_ff=48, n_layer=2, router="kern", n_expert=5, top_k=2, balance_loss=0.7)
+CASES = [dict(), dict(router="kern_l1"), dict(router="softmax"), dict(router="sigmoid"), dict(router="tanh"),
+         dict(top_k=1, n_expert=3), dict(top_k=3, n_expert=3), dict(router="tanh", top_k=3, n_expert=3),
+         dict(n_expert=16), dict(router="softmax", top_k=3, n_expert=16),
+         dict(gate="elementwise", tie_embeddings=True, balance_loss=0.0), dict(gate="headwise", n_kv_head=4, qk_norm=False, z_loss=0.0)]
+
+
+@pytest.mark.parametrize("options", CASES, ids=str)
+def test_equations_of_kern(options):
+    """Logits, loss and the gradient of every parameter; no added loss in evaluation."""
+    model, p, c, idx, targets = setup("kern", **{**OWN, **options})
+    routed = []
+    expected = reference_logits(lambda p, c, x: kern(p, c, x, routed), p, c, idx)
+    plain = reference_loss(expected, targets, c.z_loss)
+    (plain + c.balance_loss * balance(routed)).backward()
+    logits, loss = model(idx, targets)
+    loss.backward()
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(loss - model.added, plain, rtol=0, atol=1e-10)
+    torch.testing.assert_close(model.added, c.balance_loss * balance(routed), rtol=0, atol=1e-10)
+    assert not model.added.requires_grad
+    for key, q in model.named_parameters():
+        torch.testing.assert_close(q.grad, p[key].grad, rtol=0, atol=1e-9, msg=lambda m, key=key: f"gradient of {key}: {m}")
+        assert q.grad.abs().max() > 0, key
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(idx, targets)[1], reference_loss(expected, targets, 0.0), rtol=0, atol=1e-10)
+
+
+LOADS = [[3, 0, 9, 4, 1, 0, 7, 16], [40, 0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 40], [5] * 8, [0, 39, 1, 0, 0, 0, 0, 0], [0, 2, 0, 0, 1, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("load", LOADS, ids=str)
+def test_every_way_to_multiply_is_a_loop_over_the_experts(dtype, load, monkeypatch):
+    """Forward and backward; no row is dropped, however the load is spread. float64 and few rows take blocks, the others grouped_mm."""
+    torch.manual_seed(0)
+    layer, x = file.ExpertLinear(8, 16, 24), torch.randn(sum(load), 16)
+    with torch.no_grad():
+        layer.weight.normal_()
+    layer, x = layer.to(dtype), x.to(dtype).requires_grad_()
+    used = []
+    monkeypatch.setattr(F, "grouped_mm", lambda *args, plain=F.grouped_mm, **kwargs: (used.append(1), plain(*args, **kwargs))[1])
+    got = layer(x, torch.tensor(load).cumsum(0).to(torch.int32))
+    assert bool(used) == (dtype != torch.float64 and sum(load) > 8)
+    want = torch.cat([part @ w.T for part, w in zip(x.split(load), layer.weight)])
+    grad = torch.randn_like(want)
+    mine, right = (torch.autograd.grad(y, (x, layer.weight), grad) for y in (got, want))
+    close = dict(rtol=0, atol={torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.25}[dtype])
+    for a, b in zip((got, *mine), (want, *right)):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, **close)
+
+
+@torch.no_grad()
+def test_dropless_equals_all_experts_masked():
+    """Also when every token wants the same expert."""
+    for push in (0.0, 5.0):
+        model, _, _, idx, _ = setup("kern", **OWN)
+        layer, x = model.blocks[0].mlp.eval(), torch.randn(3, 7, 32)
+        x[..., 0] += push
+        layer.router.weight[2, 0] += push
+        r = layer.router(x)
+        mask = torch.zeros_like(r).scatter(-1, r.topk(2).indices, 1.0)
+        w_gate, w_up, w_down = (getattr(layer.experts, name).weight for name in ("w_gate", "w_up", "w_down"))
+        h = F.silu(torch.einsum("btc,efc->btef", x, w_gate)) * torch.einsum("btc,efc->btef", x, w_up)
+        y = layer.gamma * torch.einsum("btef,ecf,bte->btc", h, w_down, r * mask)
+        torch.testing.assert_close(layer(x)[0], y, rtol=0, atol=1e-11)
+        assert push == 0 or mask[..., 2].mean() > 0.9
+
+
+def of_gpt(state, n_expert, scale=1.0):
+    """Weights of gpt.py as those of experts that share its hidden units between them."""
+    out = {}
+    for key, w in state.items():
+        name = key.split(".")[-2]
+        if name in ("w_gate", "w_up"):
+            w = w.unflatten(0, (n_expert, -1))
+        if name == "w_down":
+            w = scale * w.unflatten(1, (n_expert, -1)).transpose(0, 1)
+        out[key.replace(".mlp.w", ".mlp.experts.w")] = w
+    return out
+
+
+@pytest.mark.parametrize("n_expert", [1, 2, 4])
+@torch.no_grad()
+def test_all_experts_together_are_gpt(n_expert):
+    """One expert with softmax; and E of E experts with a router at zero, whose shares 1 / E the matrices make up for."""
+    base, _, _, idx, _ = setup("gpt", d_ff=64)
+    model = setup("kern", **{**OWN, "d_ff": 64, "n_layer": 3, "router": "softmax", "n_expert": n_expert, "top_k": n_expert})[0]
+    model.load_state_dict(of_gpt(base.state_dict(), n_expert, n_expert), strict=False)
+    assert n_expert == 1 or (model(idx)[0] - base(idx)[0]).abs().max() > 1e-3
+    for block in model.blocks:
+        block.mlp.router.weight.mul_(n_expert == 1)                     # one expert: any router
+    torch.testing.assert_close(model(idx)[0], base(idx)[0], rtol=0, atol=1e-11)
+
+
+@torch.no_grad()
+def test_properties_of_the_router():
+    """The length of W does not count, gamma < 0 changes signs and not choices; KERN's weights at random, as in the docstring."""
+    layer = setup("kern", **OWN)[0].blocks[0].mlp.eval()
+    x = torch.randn(2, 7, 32)
+    layer.gamma.fill_(1.0)
+    plain = layer(x)[0]
+    layer.gamma.fill_(-0.5)
+    torch.testing.assert_close(layer(x)[0], -0.5 * plain, rtol=0, atol=1e-12)
+    layer.gamma.fill_(1.0)
+    layer.router.weight.mul_(3)
+    torch.testing.assert_close(layer(x)[0], plain, rtol=1e-4, atol=0)
+    for E, k, total in ((16, 2, 0.775), (64, 8, 1.62)):                 # mean of the sum of the k largest
+        router = file.Router(128, E, "kern")
+        assert abs(router(torch.randn(4000, 128)).topk(k).values.sum(-1).mean() - total) < 0.03
+    for kind in ("softmax", "kern_l1"):
+        assert (file.Router(128, 16, kind)(torch.randn(9, 128)).sum(-1) - 1).abs().max() < 1e-12
+    assert file.Router(128, 16, "kern_l1")(torch.zeros(1, 128)).isfinite().all() and file.Router(128, 16, "kern")(torch.zeros(1, 128)).isfinite().all()
+    rough = file.Router(128, 16, "kern").float()
+    with torch.autocast("cpu", torch.bfloat16):                         # the router computes in fp32
+        x = torch.randn(9, 128, dtype=torch.float32)
+        torch.testing.assert_close(rough(x).double(), rough.double()(x.double()), rtol=0, atol=1e-6)
+
+
+def test_balance_loss_is_one_at_equal_load():
+    layer = setup("kern", **OWN)[0].blocks[0].mlp
+
+    def imbalance(r):
+        return layer.imbalance(r, *r.topk(2)).item()
+    equal = torch.eye(5).roll(1, 0) + torch.eye(5)                      # token t to experts t and t + 1
+    assert imbalance(equal[None]) == pytest.approx(1.0)
+    assert imbalance(torch.tensor([[[0.3, 0, 0, 0, 0]] * 5])) == pytest.approx(5.0)            # a weight of 0 is no load
+    assert imbalance(torch.tensor([[[0.3, 0.1, 0, 0, 0]] * 5])) == pytest.approx(2.5)
+    assert math.isfinite(imbalance(torch.zeros(1, 5, 5)))
+    two = torch.stack((equal, torch.tensor([[0.3, 0.1, 0, 0, 0]] * 5)))
+    assert imbalance(two) == pytest.approx(1.75)                        # each sequence by itself
+
+
+def test_a_batch_is_the_mean_of_its_parts():
+    """So that micro-batches and ranks do not change the loss."""
+    model = setup("kern", **{**OWN, "router": "sigmoid"})[0].train()
+    idx = torch.randint(29, (4, 8))
+    whole = model(idx, idx.roll(1, 1))[1].item()
+    parts = [model(idx[i:i + 1], idx[i:i + 1].roll(1, 1))[1].item() for i in range(4)]
+    assert whole == pytest.approx(sum(parts) / 4, abs=1e-12)
+
+
+@pytest.mark.parametrize("options", [dict(), dict(n_expert=64, top_k=8), dict(router="softmax", top_k=1)], ids=str)
+def test_flops_are_those_of_the_active_experts(options):
+    """As many as gpt.py has, and the router's; bench.theory adds the weighted sum of the k outputs."""
+    shape = dict(vocab_size=50, n_layer=3, n_head=4, d_model=64, d_ff=128, max_len=64)
+    with torch.device("meta"):
+        model, base = models.build("kern", **shape, **options), models.build("gpt", **shape)
+    c, extra = model.config, model.flops_per_token(64) - base.flops_per_token(64)
+    assert extra == 3 * 2 * 64 * c.n_expert == bench.theory(model)[1] - 3 * 2 * 64 * c.top_k
+    experts = sum(p.numel() for key, p in model.named_parameters() if "experts" in key)
+    active = experts * c.top_k // c.n_expert
+    assert active == 3 * 3 * 64 * 128                                   # as gpt.py's MLPs
+    assert model.flops_per_token(64) == models.build("kern", **shape, **options).flops_per_token(64)
+
+
+def test_size_of_muddformers_mixture():
+    """Its section 3.2: 2 of 16 experts of width 1,408 in the 405M shape, 1.8B parameters with as many active as in the dense model."""
+    known = models.module("kern").Config.__dataclass_fields__
+    with torch.device("meta"):
+        model = models.build("kern", **{k: v for k, v in models.PRESETS["mudd-405m"].items() if k in known})
+    assert model.blocks[0].mlp.experts.w_up.weight.shape == (16, 1408, 1024)
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6) == 1865
+
+
+def test_initial_values_and_groups():
+    model = models.build("kern", vocab_size=31, n_layer=2, n_head=2, d_model=64, d_ff=128)
+    for block in model.blocks:
+        layer = block.mlp
+        assert layer.gamma == 1 and abs(layer.router.weight.std() / 0.02 - 1) < 0.1
+        for name in ("w_gate", "w_up"):
+            each = getattr(layer.experts, name).weight.std(dim=(1, 2))
+            assert each.shape == (16,) and (each / 0.02 - 1).abs().max() < 0.1
+        assert (layer.experts.w_down.weight == 0).all()
+    matrices, rest = muon.split_params(model)
+    experts = [p for key, p in model.named_parameters() if "experts" in key]
+    assert len(experts) == 6 and {id(p) for p in experts} <= {id(p) for p in matrices}
+    assert {id(block.mlp.gamma) for block in model.blocks} <= {id(p) for p in rest}
+    assert not hasattr(models.build("kern", vocab_size=31, n_layer=1, n_head=2, d_model=16, d_ff=16, router="softmax").blocks[0].mlp, "gamma")
+
+
+def test_stats():
+    model, _, _, idx, _ = setup("kern", **OWN)
+    found, routed = model.stats(idx), []
+    with torch.no_grad():
+        reference_logits(lambda p, c, x: kern(p, c, x, routed), dict(model.named_parameters()), model.config, idx)
+    for n in range(2):
+        tokens = [token for one in routed[n::2] for token in one]       # of both sequences
+        pairs = [m for r, chosen in tokens for m in chosen if r[m] > 0]
+        assert found["load"][n] == pytest.approx(5 * max(pairs.count(m) for m in range(5)) / len(pairs))
+        gamma = model.blocks[n].mlp.gamma.item()
+        assert found["gamma"][n] == gamma
+        assert found["weight"][n] == pytest.approx(gamma * sum(r[m].item() for r, chosen in tokens for m in chosen) / 14, rel=1e-6)
+
+
+def test_compiled_in_bf16_and_fp32():
+    """One graph in each, although the second call finds self.added set; in bf16 with grouped_mm, in fp32 with blocks. Of the
+    whole compiler a mixture in bf16: test_compiled_equals_eager has the rest, with the blocks, in float64."""
+    model, _, _, idx, targets = setup("kern", **{**OWN, "n_layer": 1})
+    model = model.float().train()
+    layer, x = model.blocks[0].mlp, torch.randn(2, 7, 32, dtype=torch.float32)
+    for module, inputs, enabled, backend in ((model, (idx, targets), True, "aot_eager"), (model, (idx, targets), False, "aot_eager"),
+                                             (layer, (x,), True, "inductor")):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        results = []
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            for run in (module, *[torch.compile(module, fullgraph=True, dynamic=False, backend=backend)] * 2):
+                module.zero_grad()
+                out, loss = run(*inputs)
+                (out.square().mean() + loss if module is layer else loss).backward()
+                results.append([out, loss, *([model.added] if module is model else []), *(p.grad.clone() for p in module.parameters())])
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+        for compiled in results[1:]:
+            for got, want in zip(compiled, results[0]):
+                assert (got - want).norm() <= (0.05 if enabled else 1e-4) * want.norm()
