@@ -64,11 +64,12 @@ def parse_spec(spec):
     return name, options
 
 
-def theory(model):
+def theory(model, T=None):
     """What the papers' formulas say that a mechanism adds: (parameters, forward FLOPs per token, numbers read per token).
 
     FLOPs include the mixing of vectors, which the flop counter does not see. Read: each earlier state, once per layer that
-    mixes it; the newest one, which gpt reads too, does not count. None for a model without formulas here.
+    mixes it; the newest one, which gpt reads too, does not count. T: tokens of context, max_len if not given, where FLOPs
+    depend on it. None for a model without formulas here.
     """
     c, name = model.config, type(model).__module__.rpartition(".")[2]
     d, L, kv = c.d_model, c.n_layer, c.n_kv_head * c.d_head
@@ -102,6 +103,17 @@ def theory(model):
     if name == "kern":                  # idle experts, router, gamma; the weighted sum of the outputs of k experts
         idle = 3 * d * (c.d_ff // c.top_k) * (c.n_expert - c.top_k)
         return L * (idle + d * c.n_expert + (c.router == "kern")), L * (2 * d * c.n_expert + 2 * d * c.top_k), 0
+    if name == "sas":                   # maps of q, k, v; S d_sim / d_head times the scores, S times their use; aggregation
+        S, D, E, T = c.n_sim, c.d_head, c.d_sim, T or c.max_len
+        attention = 2 * T * (S * c.n_head * (E + D) - 2 * d)
+        if c.simulation == "projection":
+            maps = S * (c.n_head + c.n_kv_head) * D * E
+            return L * (maps + S * c.n_head + 2 * c.qk_norm * (E - D)), L * (2 * maps + attention + 2 * S * d), 0
+        convs = [S * (S + 1) * N * N * c.kernel for N in (c.n_head, c.n_kv_head, c.n_kv_head)]
+        biases = 2 * S * (c.n_head + 2 * c.n_kv_head) + 4 * E
+        params = sum(convs) + 2 * (D + E) * E + biases + 2 * c.qk_norm * (E - D)
+        products = D * sum(convs) + S * (c.n_head + c.n_kv_head) * (D + E) * E
+        return L * params, L * (2 * products + attention + S * d), 0
 
 
 class Row:
@@ -247,7 +259,7 @@ def result(row, base, args, rate, bandwidth):
     """All figures of one row, as JSON has them."""
     tokens, parts = args.batch * args.seq_len, [median(part) * 1000 for part in zip(*row.times)]
     pairs = [(r.times, [sum(t[:2]) for t in r.times], [sum(t) for t in r.times]) for r in (row, base)]
-    formula = theory(row.model) if row is not base else (0, 0, 0)
+    formula = theory(row.model, args.seq_len) if row is not base else (0, 0, 0)
     out = {"model": row.label, "against": base.label, "parameters": row.n_params, "extra_parameters": row.n_params - base.n_params,
            "flops_per_token": row.flops, "extra_flops": row.flops / base.flops - 1}
     base_seconds = median(pairs[1][1])

@@ -193,7 +193,8 @@ DEPTH = [("gpt", {}), ("resformer", {}), ("exoformer", {}), ("satformer", {}), (
          ("muddformer", dict(dynamic=False)), ("muddformer", dict(period=2)), ("muddformer", dict(dilation=2)), ("muddformer", dict(window=1)),
          ("denseformer", {}), ("denseformer", dict(dilation=2)), ("denseformer", dict(period=2)),
          ("geonorm", {}), ("geonorm", dict(update="unprojected", decay="geometric")), ("geonorm", dict(update="pre_norm")),
-         ("kern", {})]
+         ("kern", {}),
+         ("sas", {}), ("sas", dict(simulation="projection"))]
 
 
 @pytest.mark.parametrize("name, options", DEPTH, ids=lambda x: str(x))

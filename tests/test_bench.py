@@ -24,7 +24,9 @@ CASES = [("resformer", dict(value_mix=kind, last_k=k)) for kind in ("identity", 
     ("attnres", {}), ("attnres", dict(block_size=3)), ("attnres", dict(block_size=8)),
     ("denseformer", {}), ("denseformer", dict(dilation=2, period=2)),
     ("geonorm", {}), ("geonorm", dict(update="unprojected")), ("geonorm", dict(update="pre_norm")), ("geonorm", dict(update="post_norm")),
-    ("kern", {}), ("kern", dict(router="softmax", n_expert=8, top_k=4))]
+    ("kern", {}), ("kern", dict(router="softmax", n_expert=8, top_k=4)),
+    ("sas", {}), ("sas", dict(n_sim=2, d_sim=20, kernel=3)), ("sas", dict(simulation="projection")),
+    ("sas", dict(simulation="projection", n_sim=2, d_sim=20, gate="headwise"))]
 
 
 @pytest.mark.parametrize("name, options", CASES, ids=lambda x: x if isinstance(x, str) else "-".join(f"{k}={v}" for k, v in x.items()))
@@ -45,11 +47,16 @@ def test_the_papers_formulas_give_the_counted_sizes(name, options):
         assert counted == read == 0 and flops == 8 * per_sublayer
     elif name == "kern":                        # the k outputs' weighted sum; nothing is read but the newest state
         assert counted == flops - 2 * 4 * model.config.top_k * SHAPE["d_model"] and read == 0
+    elif name == "sas":                         # the counter sees values as wide as keys, and not the aggregation
+        c = model.config
+        wide, mean = 2 * 64 * c.n_sim * c.n_head * (c.d_sim - c.d_head), c.n_sim * c.d_model
+        assert counted == flops + 4 * (wide - mean * (1 + (c.simulation == "projection"))) and read == 0
+        assert bench.theory(model, 32)[1] == flops - 4 * 2 * 32 * (c.n_sim * c.n_head * (c.d_sim + c.d_head) - 2 * c.d_model)
     else:
         mixing = {"resformer": 3 * read, "satformer": 2 * read, "exoformer": 3 * read, "muddformer": sum(
             2 * len(a.streams) * len(a.sources) * SHAPE["d_model"] for a in getattr(model, "aggregate", {}).values())}[name]
         assert counted == flops - mixing
-    assert read > 0 or name in ("geonorm", "kern")
+    assert read > 0 or name in ("geonorm", "kern", "sas")
 
 
 def test_reads_of_attnres_are_what_its_readers_see():

@@ -29,6 +29,8 @@ CASES = [(name, {}) for name in models.names()] + [
     ("kern", dict(router="kern_l1", n_expert=4)), ("kern", dict(router="softmax", n_expert=8, top_k=4, gate="headwise")),
     ("kern", dict(router="sigmoid", n_expert=4, top_k=1, balance_loss=0.0, tie_embeddings=True)),
     ("kern", dict(router="tanh", n_expert=4)),
+    ("sas", dict(n_sim=2, d_sim=8, kernel=1, gate="headwise")), ("sas", dict(n_sim=1, d_sim=14, n_kv_head=4, qk_norm=False)),
+    ("sas", dict(simulation="projection")), ("sas", dict(simulation="projection", n_sim=2, n_kv_head=1, gate="elementwise")),
 ]
 IDS = ["-".join([name, *(f"{k}={v}" for k, v in options.items())]) for name, options in CASES]
 every_case = pytest.mark.parametrize("name, options", CASES, ids=IDS)
@@ -181,7 +183,7 @@ def test_optimizer_groups_are_a_partition(name, options):
         assert names[id(p)].startswith("blocks.") or names[id(p)] == "anchor.proj.weight"
     for p in rest:
         key = names[id(p)]
-        assert p.ndim < 2 or key in ("embed.weight", "head.weight", "depth_attention.query") or "lambda" in key or key.startswith("aggregate.")
+        assert p.ndim < 2 or key in ("embed.weight", "head.weight", "depth_attention.query") or "lambda" in key or key.startswith("aggregate.") or ".sim_" in key
 
 
 @pytest.mark.parametrize("name, options", [(name, {}) for name in models.names()] + [
@@ -268,7 +270,7 @@ def test_initial_values(name):
             assert (p == 0).all(), key
         elif key.split(".")[-2].endswith("norm"):
             assert (p == 1).all(), key
-        elif p.ndim == 2 and "lambda" not in key and not key.endswith((".a", "w1.weight")):
+        elif p.ndim == 2 and "lambda" not in key and not key.endswith((".a", "w1.weight")) and ".sim_" not in key:
             assert 0.015 < p.std() < 0.025 and p.abs().max() <= 0.06 + 1e-6, key
     loose = models.build(name, **TINY, zero_init=False)
     assert loose.head.weight.std() > 0.015 and loose.blocks[0].attn.wo.weight.std() > 0.015
@@ -321,6 +323,8 @@ BAD = [("gpt", dict(n_head=5)), ("gpt", dict(n_kv_head=3)), ("gpt", dict(gate="x
        ("geonorm", dict(update="x")), ("geonorm", dict(decay="x")), ("geonorm", dict(decay_rate=0.0)), ("geonorm", dict(decay_rate=1.5)),
        ("kern", dict(router="x")), ("kern", dict(top_k=0)), ("kern", dict(n_expert=4, top_k=5)), ("kern", dict(n_expert=0, top_k=0)),
        ("kern", dict(d_ff=72)), ("kern", dict(top_k=3)), ("kern", dict(d_model=20, n_head=2)), ("kern", dict(balance_loss=-0.1)),
+       ("sas", dict(n_sim=0)), ("sas", dict(d_sim=6)), ("sas", dict(d_sim=9)), ("sas", dict(kernel=4)), ("sas", dict(kernel=-1)),
+       ("sas", dict(simulation="x")),
        ("nonsense", {})]
 
 
