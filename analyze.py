@@ -300,7 +300,8 @@ class Record:
         return self.reads[::2]
 
 
-MIXERS = ("depth_attention", "weights", "value_mix", "value_gate", "gamma")     # last part of the modules' names
+MIXERS = ("depth_attention", "weights", "value_mix", "value_gate", "gamma",     # last part of the modules' names
+          "attn_connection", "mlp_connection")
 
 
 @contextmanager
@@ -466,6 +467,16 @@ def depth_matrix(model, record):
             a, b = step.weights(x, g.type_as(x))                                    # (B, T, 1): the next state is a x + b g
             A[..., l + 1, :] = a * A[..., l, :]
             A[..., l + 1, l + 1] = b[..., 0]
+        return {"r": A}
+    if record.called["attn_connection"]:                                            # hyperconnections
+        eye, A = torch.eye(n, dtype=like.dtype, device=like.device), ones.new_zeros(*like.shape[:2], n, n)
+        streams = eye[:1].expand(model.config.n_streams, n)                         # each as a sum of outputs: (.., streams, n)
+        pairs = zip(record.called["attn_connection"], record.called["mlp_connection"])
+        for row, maps in enumerate(m for pair in pairs for m in pair):              # columns: H_pre, H_post, H_res transposed
+            A[..., row, :] = (maps[..., :1] * streams).sum(-2)
+            carried = maps[..., 2:].mT @ streams if maps.size(-1) > 2 else streams
+            streams = carried + maps[..., 1:2] * eye[row + 1]
+        A[..., n - 1, :] = streams.sum(-2)
         return {"r": A}
     return {"r": ones.expand(*like.shape[:2], n, n)}
 

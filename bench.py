@@ -114,6 +114,13 @@ def theory(model, T=None):
         params = sum(convs) + 2 * (D + E) * E + biases + 2 * c.qk_norm * (E - D)
         products = D * sum(convs) + S * (c.n_head + c.n_kv_head) * (D + E) * E
         return L * params, L * (2 * products + attention + S * d), 0
+    if name == "hyperconnections":      # the maps have n entries in H_pre, n in H_post, n^2 in H_res where there is one
+        n, K, constrained = c.n_streams, 2 * L, c.connection in ("manifold", "identity")
+        mixing = K if not constrained else (c.connection == "manifold" and n > 1) * (K - 2)
+        entries = K * 2 * n + mixing * n * n
+        params = entries * (n * d + 1) + K * 2 + mixing if constrained else entries + (c.connection == "dynamic") * K * (d * (n + 2) + 2)
+        weights = 2 * d * entries * {"static": 0, "dynamic": 1}.get(c.connection, n)
+        return params, weights + 2 * d * entries, 2 * K * (n - 1) * d           # all streams but gpt's one, read and written
 
 
 class Row:

@@ -194,7 +194,8 @@ DEPTH = [("gpt", {}), ("resformer", {}), ("exoformer", {}), ("satformer", {}), (
          ("denseformer", {}), ("denseformer", dict(dilation=2)), ("denseformer", dict(period=2)),
          ("geonorm", {}), ("geonorm", dict(update="unprojected", decay="geometric")), ("geonorm", dict(update="pre_norm")),
          ("kern", {}),
-         ("sas", {}), ("sas", dict(simulation="projection"))]
+         ("sas", {}), ("sas", dict(simulation="projection")),
+         *(("hyperconnections", dict(connection=kind, n_streams=n)) for kind, n in dict(static=2, dynamic=4, manifold=3, identity=4).items())]
 
 
 @pytest.mark.parametrize("name, options", DEPTH, ids=lambda x: str(x))

@@ -26,7 +26,9 @@ CASES = [("resformer", dict(value_mix=kind, last_k=k)) for kind in ("identity", 
     ("geonorm", {}), ("geonorm", dict(update="unprojected")), ("geonorm", dict(update="pre_norm")), ("geonorm", dict(update="post_norm")),
     ("kern", {}), ("kern", dict(router="softmax", n_expert=8, top_k=4)),
     ("sas", {}), ("sas", dict(n_sim=2, d_sim=20, kernel=3)), ("sas", dict(simulation="projection")),
-    ("sas", dict(simulation="projection", n_sim=2, d_sim=20, gate="headwise"))]
+    ("sas", dict(simulation="projection", n_sim=2, d_sim=20, gate="headwise")),
+    ("hyperconnections", {}), ("hyperconnections", dict(connection="static", n_streams=3)),
+    ("hyperconnections", dict(connection="manifold")), ("hyperconnections", dict(connection="identity", n_streams=2))]
 
 
 @pytest.mark.parametrize("name, options", CASES, ids=lambda x: x if isinstance(x, str) else "-".join(f"{k}={v}" for k, v in x.items()))
@@ -42,6 +44,9 @@ def test_the_papers_formulas_give_the_counted_sizes(name, options):
         assert 0 < counted < flops
     elif name == "denseformer":
         assert counted == 0 and flops == 2 * params * SHAPE["d_model"]
+    elif name == "hyperconnections":            # each entry of the maps takes a product with a vector
+        entries = sum(p.numel() for key, p in model.named_parameters() if key.endswith(("static", "bias")))
+        assert counted == flops - 2 * entries * SHAPE["d_model"]
     elif name == "geonorm":                     # no matrix products, and nothing read but the newest state
         per_sublayer = {"geodesic": 10, "unprojected": 11}.get(options.get("update", "geodesic"), 0) * SHAPE["d_model"]
         assert counted == read == 0 and flops == 8 * per_sublayer

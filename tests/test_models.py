@@ -31,6 +31,8 @@ CASES = [(name, {}) for name in models.names()] + [
     ("kern", dict(router="tanh", n_expert=4)),
     ("sas", dict(n_sim=2, d_sim=8, kernel=1, gate="headwise")), ("sas", dict(n_sim=1, d_sim=14, n_kv_head=4, qk_norm=False)),
     ("sas", dict(simulation="projection")), ("sas", dict(simulation="projection", n_sim=2, n_kv_head=1, gate="elementwise")),
+    ("hyperconnections", dict(connection="static", n_streams=2)), ("hyperconnections", dict(tanh=False, n_streams=1)),
+    ("hyperconnections", dict(connection="manifold")), ("hyperconnections", dict(connection="identity", n_streams=2)),
 ]
 IDS = ["-".join([name, *(f"{k}={v}" for k, v in options.items())]) for name, options in CASES]
 every_case = pytest.mark.parametrize("name, options", CASES, ids=IDS)
@@ -64,6 +66,8 @@ NEUTRAL = {   # settings and parameter values with which a model is gpt.py; mode
         dict(window=1))],
     "attnres": [(dict(block_size=s, norm_eps=1e-12), {}) for s in (1, 2, 4, 6)],
     "denseformer": [(dict(), {}), (dict(dilation=2, period=3, n_layer=7), {})],
+    "hyperconnections": [(dict(connection=kind, n_streams=n, norm_eps=1e-12), {}) for kind, n in (
+        ("static", 2), ("dynamic", 1), ("dynamic", 4), ("manifold", 1), ("manifold", 3), ("identity", 4))],
 }
 
 
@@ -183,12 +187,13 @@ def test_optimizer_groups_are_a_partition(name, options):
         assert names[id(p)].startswith("blocks.") or names[id(p)] == "anchor.proj.weight"
     for p in rest:
         key = names[id(p)]
-        assert p.ndim < 2 or key in ("embed.weight", "head.weight", "depth_attention.query") or "lambda" in key or key.startswith("aggregate.") or ".sim_" in key
+        assert p.ndim < 2 or key in ("embed.weight", "head.weight", "depth_attention.query") or "lambda" in key or key.startswith("aggregate.") or ".sim_" in key or "_connection." in key
 
 
 @pytest.mark.parametrize("name, options", [(name, {}) for name in models.names()] + [
     ("exoformer", dict(mixing="dynamic")), ("attnres", dict(block_size=2)), ("gpt", dict(gate="headwise")),
-    ("exoformer", dict(anchor="first_layer", norm_streams="qk")), ("muddformer", dict(dynamic=False, pre_post_norm=True))])
+    ("exoformer", dict(anchor="first_layer", norm_streams="qk")), ("muddformer", dict(dynamic=False, pre_post_norm=True)),
+    ("hyperconnections", dict(connection="manifold", n_streams=2, sinkhorn_steps=2))])
 def test_compiled_equals_eager(name, options):
     """One graph in forward and backward, and one for the decoding step; float64."""
     model = build(name, options, n_layer=2).double()
@@ -270,7 +275,7 @@ def test_initial_values(name):
             assert (p == 0).all(), key
         elif key.split(".")[-2].endswith("norm"):
             assert (p == 1).all(), key
-        elif p.ndim == 2 and "lambda" not in key and not key.endswith((".a", "w1.weight")) and ".sim_" not in key:
+        elif p.ndim == 2 and "lambda" not in key and not key.endswith((".a", "w1.weight")) and ".sim_" not in key and "_connection." not in key:
             assert 0.015 < p.std() < 0.025 and p.abs().max() <= 0.06 + 1e-6, key
     loose = models.build(name, **TINY, zero_init=False)
     assert loose.head.weight.std() > 0.015 and loose.blocks[0].attn.wo.weight.std() > 0.015
@@ -325,6 +330,8 @@ BAD = [("gpt", dict(n_head=5)), ("gpt", dict(n_kv_head=3)), ("gpt", dict(gate="x
        ("kern", dict(d_ff=72)), ("kern", dict(top_k=3)), ("kern", dict(d_model=20, n_head=2)), ("kern", dict(balance_loss=-0.1)),
        ("sas", dict(n_sim=0)), ("sas", dict(d_sim=6)), ("sas", dict(d_sim=9)), ("sas", dict(kernel=4)), ("sas", dict(kernel=-1)),
        ("sas", dict(simulation="x")),
+       ("hyperconnections", dict(connection="x")), ("hyperconnections", dict(n_streams=0)),
+       ("hyperconnections", dict(connection="static", tanh=False)), ("hyperconnections", dict(sinkhorn_steps=0)),
        ("nonsense", {})]
 
 

@@ -1,0 +1,403 @@
+"""Hyper-Connections: n residual streams, and learned maps of what a sublayer reads and writes.   arXiv:2409.19606
+
+The residual stream becomes n streams X_s (B, T, C), all equal to the embedding at first. Sublayer f (attention or MLP,
+with its norm) reads one mixture of them, its output is added to n other mixtures, and the head reads their sum:
+    X_i  <-  sum_s H_res[i, s] X_s  +  H_post[i] f( sum_s H_pre[s] X_s )
+`connection` says what the maps H of sublayer k = 0 .. 2L-1 are:
+    static     learned numbers, the paper's A_m, B and A_r^T; at the start one-hot at k mod n, ones, identity
+    dynamic    static + scale * tanh( LN(X_s) W ) per token: W (C, 2 + n) gives row s of A_m, B and A_r; A_m and A_r share
+               one scale, B has the other; W = 0 at the start
+    manifold   mHC, arXiv:2512.24880: z = alpha * ( RN(X_1 .. X_n) phi ) + bias, one RN over all n C numbers of a token;
+               H_pre = sigmoid(z_pre), H_post = 2 sigmoid(z_post), H_res = sinkhorn(z_res), which is doubly stochastic,
+               so that its products over depth cannot grow
+    identity   manifold with H_res = I, from the blog "Your DeepSeek mHC might not need the m"
+Costs per sublayer n (n + 2) parameters if static, (C + n) (n + 2) + 2 if dynamic, (n C + 1) (n^2 + 2 n) + 3 if manifold,
+of which H_res takes (n C + 1) n^2 + 1; and every sublayer moves n streams where gpt.py moves one. The steps of sinkhorn
+are many small kernels.
+
+Changed from gpt.py: Config, Config.__post_init__, Block.__init__, Block.forward, Model.init_weights, Model.forward,
+    Model.stats
+Equal to gpt.py when: the maps are those of the start, in every setting, up to norm_eps: the streams are equal, and all
+    readers normalise. H_pre prefers another stream in each sublayer, else the streams would stay equal for ever.
+Paper and code: the paper's LayerNorm has gain and bias in its code and none in its parameter counts; here none. It scales
+    the initial std of wo and w_down by sqrt(n), up or down is not clear, and decays W; here neither, so that all models
+    start and train alike. For mHC it gives alpha = 0.01 and 20 steps, but neither phi nor bias; here phi = 0 and, as in
+    mHC-lite's code, the bias is 1 or -1 for H_pre and 0 or -8 for H_res, but 0 for H_post, where that has 1 or -1 and
+    does not start as gpt.py. H_res of the first and last sublayer is I here, as equal streams, and the sum of streams,
+    are the same under any doubly stochastic map. DeepSeek-V4's code adds an eps to sigmoids and sums, and its head learns
+    its mixture; here neither. The Attention Residuals blog has sigmoids in all maps of mHC; the paper has exp in H_res.
+"""
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+
+@dataclass
+class Config:
+    vocab_size: int = 50304         # token ids are 0 .. vocab_size-1
+    n_layer: int = 12               # blocks; each is attention + MLP
+    n_head: int = 12                # query heads; d_head = d_model / n_head
+    n_kv_head: int | None = None    # key/value heads, each shared by n_head / n_kv_head query heads; None: n_head
+    d_model: int = 768              # width of the residual stream
+    d_ff: int | None = None         # hidden width of the SwiGLU MLP; None: 8/3 d_model rounded up to a multiple of 64
+    max_len: int = 2048             # longest sequence, in training and in generation
+    rope_theta: float = 10000.0     # base of the rotary frequencies
+    norm_eps: float = 1e-6          # added to the mean square in every RMSNorm
+    tie_embeddings: bool = False    # head and embedding share one matrix
+    z_loss: float = 0.0             # weight of mean(logsumexp(logits)^2), in training only
+    qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
+    gate: str = "none"              # gated attention: none | elementwise | headwise
+    zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
+    connection: str = "dynamic"     # static | dynamic | manifold | identity (manifold with H_res = I)
+    n_streams: int = 4              # parallel residual streams: n, the paper's expansion rate
+    tanh: bool = True               # dynamic: tanh bounds the dynamic part
+    sinkhorn_steps: int = 20        # manifold: times that columns and rows of H_res are normalised
+
+    def __post_init__(self):
+        if self.n_kv_head is None:
+            self.n_kv_head = self.n_head
+        if self.d_ff is None:
+            self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64)
+        for name in ("vocab_size", "n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "max_len", "rope_theta"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        if self.d_model % (2 * self.n_head):
+            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head} (rotary pairs)")
+        if self.n_head % self.n_kv_head:
+            raise ValueError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}")
+        if self.gate not in ("none", "elementwise", "headwise"):
+            raise ValueError(f"gate must be none, elementwise or headwise, not {self.gate!r}")
+        if self.connection not in ("static", "dynamic", "manifold", "identity"):
+            raise ValueError(f"connection must be static, dynamic, manifold or identity, not {self.connection!r}")
+        if self.n_streams < 1:
+            raise ValueError(f"n_streams must be positive, not {self.n_streams}")
+        if not self.tanh and self.connection != "dynamic":
+            raise ValueError(f"tanh belongs to connection dynamic, not to {self.connection}")
+        if self.sinkhorn_steps < 1:
+            raise ValueError(f"sinkhorn_steps must be positive, not {self.sinkhorn_steps}")
+
+    @property
+    def d_head(self):
+        return self.d_model // self.n_head
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; statistics in fp32 or better."""
+
+    def __init__(self, dim, eps):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x):
+        y = x.to(torch.promote_types(x.dtype, torch.float32))
+        return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps) * self.weight).type_as(x)
+
+
+def apply_rope(x, cos, sin):
+    """Rotates the pairs (x[i], x[i + D/2]) of x (B, T, H, D) by the angles in cos, sin (T, 1, D/2)."""
+    x1, x2 = x.chunk(2, dim=-1)
+    return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1).type_as(x)
+
+
+class Cache:
+    """Preallocated keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held.
+
+    Model.forward advances it. Its shapes never change, so that a decoding step compiles once.
+    """
+
+    def __init__(self, model, batch_size, max_len):
+        c, like = model.config, model.embed.weight
+        kind = like.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else like.dtype
+        shape = (batch_size, c.n_kv_head, max_len, c.d_head)
+        self.k = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        self.v = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        self.pos = torch.zeros((), dtype=torch.long, device=like.device)
+
+    def append(self, layer, k, v):
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and who sees whom (T, max_len)."""
+        at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
+        self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
+        self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
+        seen = torch.arange(self.k[layer].size(2), device=k.device) <= at[:, None]   # (T, max_len)
+        return self.k[layer], self.v[layer], seen
+
+
+def attend(q, k, v, layer, cache):
+    """Causal attention of q (B, T, H, D) over k, v (B, T, K, D), and over what the cache holds -> (B, T, H, D)."""
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T, D)
+    gqa = q.size(1) != k.size(1)
+    if cache is None:
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
+    else:
+        k, v, seen = cache.append(layer, k, v)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=gqa)
+    return y.transpose(1, 2)
+
+
+class Attention(nn.Module):
+    def __init__(self, c, layer):
+        super().__init__()
+        self.layer, self.n_head, self.n_kv_head, self.d_head = layer, c.n_head, c.n_kv_head, c.d_head
+        self.wq = nn.Linear(c.d_model, c.n_head * c.d_head, bias=False)
+        self.wk = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False)
+        self.wv = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False)
+        self.wo = nn.Linear(c.n_head * c.d_head, c.d_model, bias=False)
+        self.q_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
+        if c.gate != "none":
+            self.gate = nn.Linear(c.d_model, c.n_head * (c.d_head if c.gate == "elementwise" else 1), bias=False)
+
+    def forward(self, x, rope, cache=None):
+        B, T, _ = x.shape
+        q = self.wq(x).view(B, T, self.n_head, self.d_head)                         # (B, T, H, D)
+        k = self.wk(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
+        v = self.wv(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
+        q, k = apply_rope(self.q_norm(q), *rope), apply_rope(self.k_norm(k), *rope)
+        y = attend(q, k, v, self.layer, cache)                                      # (B, T, H, D)
+        if hasattr(self, "gate"):
+            y = y * self.gate(x).sigmoid().view(B, T, self.n_head, -1)              # times (B, T, H, D or 1)
+        return self.wo(y.reshape(B, T, -1))                                         # (B, T, C)
+
+
+class MLP(nn.Module):
+    def __init__(self, d_model, d_ff):
+        super().__init__()
+        self.w_gate = nn.Linear(d_model, d_ff, bias=False)
+        self.w_up = nn.Linear(d_model, d_ff, bias=False)
+        self.w_down = nn.Linear(d_ff, d_model, bias=False)
+
+    def forward(self, x):
+        return self.w_down(F.silu(self.w_gate(x)) * self.w_up(x))
+
+
+class HyperConnection(nn.Module):
+    """The maps of sublayer k as one tensor (n, 2 + n), or (B, T, n, 2 + n): row s is what concerns stream s, H_pre[s],
+    H_post[s] and the column H_res[:, s]."""
+
+    def __init__(self, c, k):
+        super().__init__()
+        self.favourite = k % c.n_streams                                            # the stream it reads at the start
+        self.tanh, self.eps = c.tanh, c.norm_eps
+        self.static = nn.Parameter(torch.empty(c.n_streams, 2 + c.n_streams))
+        if c.connection == "dynamic":
+            self.dynamic = nn.Parameter(torch.empty(c.d_model, 2 + c.n_streams))    # W_m, W_beta, W_r
+            self.scale = nn.Parameter(torch.empty(2))                               # s_alpha, s_beta
+
+    def forward(self, streams):
+        if not hasattr(self, "dynamic"):
+            return self.static
+        z = torch.stack([F.layer_norm(x, x.shape[-1:], eps=self.eps) @ self.dynamic for x in streams], dim=-2)
+        s_alpha, s_beta = self.scale.split(1)
+        scale = torch.cat((s_alpha, s_beta, s_alpha.expand(len(streams))))
+        return scale * (z.tanh() if self.tanh else z) + self.static
+
+
+def sinkhorn(z, steps):
+    """exp(z), z (..., n, n), made doubly stochastic: its rows, then its columns are divided by their sums, `steps` times.
+    Of the transpose of H_res, whose columns thus come first, as in the paper, and whose rows sum to exactly one."""
+    P = z.softmax(-1)
+    P = P / P.sum(-2, keepdim=True)
+    for _ in range(steps - 1):
+        P = P / P.sum(-1, keepdim=True)
+        P = P / P.sum(-2, keepdim=True)
+    return P
+
+
+class ManifoldConnection(nn.Module):
+    """The same maps, (B, T, n, 2 + n), or (B, T, n, 2) where H_res = I."""
+
+    def __init__(self, c, k):
+        super().__init__()
+        mixes = c.connection == "manifold" and c.n_streams > 1 and 0 < k < 2 * c.n_layer - 1
+        width = 2 + c.n_streams if mixes else 2
+        self.favourite = k % c.n_streams
+        self.eps, self.steps = c.norm_eps, c.sinkhorn_steps
+        self.bias = nn.Parameter(torch.empty(c.n_streams, width))
+        self.phi = nn.Parameter(torch.empty(c.n_streams, c.d_model, c.n_streams * width))
+        self.alpha = nn.Parameter(torch.empty(3 if mixes else 2))                   # of H_pre, H_post, H_res
+
+    def forward(self, streams):
+        n, width = self.bias.shape
+        wide = torch.promote_types(streams[0].dtype, torch.float32)
+        square = sum(x.to(wide).square().mean(-1, keepdim=True) for x in streams) / n
+        z = sum(x @ phi for x, phi in zip(streams, self.phi)) * torch.rsqrt(square + self.eps)  # RN after the product
+        alpha = torch.cat((self.alpha[:2], self.alpha[2:].expand(width - 2)))
+        pre, post, res = (alpha * z.unflatten(-1, (n, width)) + self.bias).split((1, 1, width - 2), dim=-1)
+        return torch.cat((pre.sigmoid(), 2 * post.sigmoid(), sinkhorn(res, self.steps) if width > 2 else res), dim=-1)
+
+
+def combine(weights, streams):
+    """sum_s weights[.., s] X_s: weights (n) or (B, T, n), n streams (B, T, C) -> (B, T, C)."""
+    first, *others = weights.unsqueeze(-1).unbind(-2)
+    h = first * streams[0]
+    for a, x in zip(others, streams[1:]):
+        h = torch.addcmul(h, a, x)
+    return h
+
+
+def write(maps, streams, y):
+    """The streams after a sublayer with output y (B, T, C): X_i <- sum_s H_res[i, s] X_s + H_post[i] y."""
+    if maps.size(-1) > 2:
+        streams = [combine(weights, streams) for weights in maps[..., 2:].unbind(-1)]
+    return [torch.addcmul(x, post, y.type_as(x)) for x, post in zip(streams, maps[..., 1, None].unbind(-2))]
+
+
+class Block(nn.Module):
+    def __init__(self, c, layer):
+        super().__init__()
+        connection = ManifoldConnection if c.connection in ("manifold", "identity") else HyperConnection
+        self.attn_connection = connection(c, 2 * layer)
+        self.mlp_connection = connection(c, 2 * layer + 1)
+        self.attn_norm = RMSNorm(c.d_model, c.norm_eps)
+        self.attn = Attention(c, layer)
+        self.mlp_norm = RMSNorm(c.d_model, c.norm_eps)
+        self.mlp = MLP(c.d_model, c.d_ff)
+
+    def forward(self, streams, rope, cache=None):
+        maps = self.attn_connection(streams)                                        # (B, T, n, 2 + n)
+        y = self.attn(self.attn_norm(combine(maps[..., 0], streams)), rope, cache)  # (B, T, C)
+        streams = write(maps, streams, y)
+        maps = self.mlp_connection(streams)
+        y = self.mlp(self.mlp_norm(combine(maps[..., 0], streams)))
+        return write(maps, streams, y)
+
+
+class Model(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = c = config
+        self.embed = nn.Embedding(c.vocab_size, c.d_model)
+        self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.n_layer))
+        self.final_norm = RMSNorm(c.d_model, c.norm_eps)
+        self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
+        if c.tie_embeddings:
+            self.head.weight = self.embed.weight
+        freqs = c.rope_theta ** (-torch.arange(0, c.d_head, 2, dtype=torch.float64) / c.d_head)
+        angles = torch.arange(c.max_len, dtype=torch.float64)[:, None, None] * freqs     # (max_len, 1, D/2)
+        self.register_buffer("cos", angles.cos().to(torch.get_default_dtype()), persistent=False)
+        self.register_buffer("sin", angles.sin().to(torch.get_default_dtype()), persistent=False)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self):
+        """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
+        for name, p in self.named_parameters():
+            module, last = name.split(".")[-2:]
+            if last in ("static", "bias"):      # one stream is read, all are written to, all are kept
+                pre, post, res, kept = (0.0, 1.0, 0.0, 1.0) if last == "static" else (-1.0, 0.0, -8.0, 0.0)
+                p[:, 0], p[:, 1], p[:, 2:] = pre, post, res
+                p[:, 2:].fill_diagonal_(kept)
+                p[self.get_submodule(name.removesuffix("." + last)).favourite, 0] = 1.0
+            elif last in ("dynamic", "phi"):
+                p.zero_()
+            elif last in ("scale", "alpha"):
+                p.fill_(0.01)
+            elif module.endswith("norm"):
+                p.fill_(1.0)
+            elif module in ("wo", "w_down", "head") and self.config.zero_init:
+                p.zero_()
+            elif module in ("embed", "wq", "wk", "wv", "wo", "gate", "w_gate", "w_up", "w_down", "head"):
+                nn.init.trunc_normal_(p, std=0.02, a=-0.06, b=0.06)
+            else:
+                raise ValueError(f"init_weights does not know {name}")
+
+    def forward(self, idx, targets=None, cache=None):
+        """Logits of the next token, and the loss if targets are given.
+
+        idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
+        Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
+        z_loss * mean(logsumexp(logits)^2) added. Without targets loss is None; with them the logits carry no gradient.
+        ValueError if T exceeds max_len.
+        """
+        rope = self.rope(idx.size(1), cache)
+        x = self.embed(idx)                                                         # (B, T, C)
+        streams = [x] * self.config.n_streams
+        for block in self.blocks:
+            streams = block(streams, rope, cache)
+        return self.output(sum(streams), targets, cache)
+
+    def rope(self, T, cache):
+        """cos, sin (T, 1, D/2) of the next T positions."""
+        if T > self.config.max_len:
+            raise ValueError(f"{T} tokens are more than max_len {self.config.max_len}")
+        if cache is None:
+            return self.cos[:T], self.sin[:T]
+        at = cache.pos + torch.arange(T, device=cache.pos.device)
+        return self.cos[at], self.sin[at]
+
+    def output(self, x, targets, cache):
+        """Final norm, head and loss on x (B, T, C); advances the cache."""
+        logits = self.head(self.final_norm(x))                                      # (B, T, V)
+        if cache is not None:
+            cache.pos += x.size(1)
+        if targets is None:
+            return logits, None
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
+        loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
+        if self.training and self.config.z_loss:
+            loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
+        return logits.detach(), loss        # else backward also makes, fills and adds a gradient of all logits: 1% of a step
+
+    @torch.no_grad()
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
+        """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
+
+        temperature 0 takes the likeliest token; top_k keeps the k likeliest. compile=True compiles the decoding step.
+        ValueError if the result would be longer than max_len.
+        """
+        (B, T), total = idx.shape, idx.size(1) + max_new_tokens
+        if T == 0 or total > self.config.max_len:
+            raise ValueError(f"{T} + {max_new_tokens} tokens: at least 1 + 0 and at most max_len {self.config.max_len}")
+        cache, out = Cache(self, B, total), torch.cat((idx, idx.new_zeros(B, max_new_tokens)), dim=1)
+        step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
+        for t in range(T, total):
+            logits, _ = self.forward(idx, cache=cache) if t == T else step(out[:, t - 1:t].clone(), cache=cache)
+            scores = logits[:, -1].float()                                          # (B, V)
+            if top_k is not None:
+                kept = scores.topk(min(top_k, scores.size(-1))).values[:, -1:]
+                scores = scores.masked_fill(scores < kept, -math.inf)
+            if temperature == 0:
+                out[:, t] = scores.argmax(-1)
+            else:
+                out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
+        return out
+
+    def flops_per_token(self, T):
+        """Forward FLOPs per token at T tokens of context: matrix products and attention, by torch's counter."""
+        with torch.device("meta"):
+            model, idx = type(self)(self.config), torch.zeros(1, T, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            model(idx)
+        return counter.get_total_flops() / T
+
+    @torch.no_grad()
+    def watch(self, idx, modules):
+        """Outputs of some submodules in a forward pass on idx (B, T), in fp32 and in the order of their calls."""
+        seen = []
+        hooks = [m.register_forward_hook(lambda module, inputs, output: seen.append(output.float())) for m in modules]
+        self.forward(idx)
+        for hook in hooks:
+            hook.remove()
+        return seen
+
+    def stats(self, idx):
+        """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
+        maps = self.watch(idx, [m for b in self.blocks for m in (b.attn_connection, b.mlp_connection)])
+        pre = [m[..., 0].abs() for m in maps]
+        return {"focus": [(p.amax(-1) / p.sum(-1)).mean().item() for p in pre],     # 1: reads one stream; 1/n: all alike
+                "write": [m[..., 1].mean().item() for m in maps],                   # H_post; 1 at the start
+                "keep": [m[..., 2:].diagonal(dim1=-2, dim2=-1).mean().item() if m.size(-1) > 2 else 1.0 for m in maps]}
+
+
+if __name__ == "__main__":                      # prints size and cost, and how far the neutral setting is from gpt.py
+    import pathlib
+    import runpy
+
+    report = runpy.run_path(str(pathlib.Path(__file__).with_name("__init__.py")))["report"]
+    report(Model, Config, lambda model: None)
