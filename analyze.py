@@ -295,6 +295,11 @@ class Record:
         self.reads, self.outputs, self.streams, self.gates, self.called = [], [], defaultdict(list), [], defaultdict(list)
 
     @property
+    def parallel(self):
+        """Whether attention and MLP of a block read the same state (pythia)."""
+        return self.reads[0] is self.reads[1]
+
+    @property
     def hidden(self):
         """The residual stream before each block and at the end: L + 1 tensors (B, T, C)."""
         return self.reads[::2]
@@ -340,7 +345,11 @@ def recorded(model):
             return attn.gate.register_forward_hook(lambda m, i, output: keep(output))
         return None
 
+    def positions(module, inputs, output):                                          # gpt3's are part of its embedding
+        record.outputs[0] = record.outputs[0] + output
+
     hooks = [model.embed.register_forward_hook(gives), model.final_norm.register_forward_pre_hook(reads)]
+    hooks += [model.pos_embed.register_forward_hook(positions)] if hasattr(model, "pos_embed") else []
     for block in model.blocks:
         if hasattr(block, "attn_norm"):
             hooks.append(block.attn_norm.register_forward_pre_hook(attn_reads))
@@ -436,7 +445,7 @@ def depth_matrix(model, record):
         for i in range(1, len(model.blocks) + 1):
             for name in "qkvr":
                 A[name][..., 2 * i - 2, :] = rows[name]
-                A[name][..., 2 * i - 1, :] = rows["r"] + eye[2 * i - 1]
+                A[name][..., 2 * i - 1, :] = rows["r"] + (0 if record.parallel else eye[2 * i - 1])
             X.append(rows["r"] + eye[2 * i - 1] + eye[2 * i])
             rows = dict.fromkeys("qkvr", X[i])
             if str(i) in model.aggregate:
@@ -478,6 +487,8 @@ def depth_matrix(model, record):
             streams = carried + maps[..., 1:2] * eye[row + 1]
         A[..., n - 1, :] = streams.sum(-2)
         return {"r": A}
+    if record.parallel:                                                             # pythia: an MLP reads what its attention reads
+        ones[1::2] = ones[:-1:2]
     return {"r": ones.expand(*like.shape[:2], n, n)}
 
 
@@ -561,8 +572,9 @@ def observe(model, idx, targets, quiet):
     for s, weights in mix_weights(model, record).items():
         out |= {f"{name}.{s}": x for name, x in zip(("lambda_anchor", "lambda_self", "gamma"), weights)}
     if hasattr(model, "aggregate"):
-        X = [record.outputs[0], *(record.reads[2 * i + 1] + record.outputs[2 * i + 2] for i in range(L))]
-        out["dynamic_norm"] = torch.stack([model.pre_norm(j, x).norm(dim=-1).mean() for j, x in enumerate(X)])
+        X = [record.outputs[0], *(record.reads[2 * i] + record.outputs[2 * i + 1] + record.outputs[2 * i + 2] for i in range(L))]
+        seen = getattr(model, "pre_norm", lambda j, x: x)
+        out["dynamic_norm"] = torch.stack([seen(j, x).norm(dim=-1).mean() for j, x in enumerate(X)])
         for i, w in zip(model.aggregate, record.called["weights"]):
             w = w.double().expand(*idx.shape, -1, -1)
             out[f"dynamic.{i}"], out[f"dynamic_square.{i}"] = w.mean((0, 1)), w.square().mean((0, 1))

@@ -28,7 +28,7 @@ import platform
 import sys
 import tempfile
 import time
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -64,12 +64,13 @@ def parse_spec(spec):
     return name, options
 
 
-def theory(model, T=None):
+def theory(model, T=None, base=None):
     """What the papers' formulas say that a mechanism adds: (parameters, forward FLOPs per token, numbers read per token).
 
     FLOPs include the mixing of vectors, which the flop counter does not see. Read: each earlier state, once per layer that
     mixes it; the newest one, which gpt reads too, does not count. T: tokens of context, max_len if not given, where FLOPs
-    depend on it. None for a model without formulas here.
+    depend on it. base: Config of the gpt compared with, for models with another MLP; with QK norm and the same d_ff, if not
+    given. None for a model without formulas here.
     """
     c, name = model.config, type(model).__module__.rpartition(".")[2]
     d, L, kv = c.d_model, c.n_layer, c.n_kv_head * c.d_head
@@ -121,6 +122,16 @@ def theory(model, T=None):
         params = entries * (n * d + 1) + K * 2 + mixing if constrained else entries + (c.connection == "dynamic") * K * (d * (n + 2) + 2)
         weights = 2 * d * entries * {"static": 0, "dynamic": 1}.get(c.connection, n)
         return params, weights + 2 * d * entries, 2 * K * (n - 1) * d           # all streams but gpt's one, read and written
+    if name in ("gpt3", "pythia", "muddpythia"):        # biases, two matrices for three in the MLPs, no QK norm
+        f, qk_norm = (base.d_ff, base.qk_norm) if base else (c.d_ff, True)
+        F = sum(block.mlp.w_up.out_features for block in model.blocks)
+        params = L * (5 * d + 2 * kv - 2 * c.d_head * qk_norm) + F + d + d * (2 * F - 3 * L * f) + (name == "gpt3") * c.max_len * d
+        flops, sizes = 2 * d * (2 * F - 3 * L * f), []
+        if name == "muddpythia":        # and those of muddformer; its norms have biases
+            sizes = [(len(a.streams), len(a.sources)) for a in model.aggregate.values()]
+            weights = sum(d * C * S + (C * S) ** 2 for C, S in sizes)
+            params, flops = params + weights + sum(C * S for C, S in sizes) + 4 * d * (L - 1), flops + 2 * weights
+        return params, flops + sum(2 * C * S * d for C, S in sizes), sum(S - 1 for _, S in sizes) * d
 
 
 class Row:
@@ -133,10 +144,10 @@ class Row:
         torch.manual_seed(0)
         try:
             self.args, self.model = args, models.build(self.name, **config)
+            own, base = (models.module(name).Config for name in (self.name, "gpt"))
+            self.shape = asdict(base(**models.same_shape(own, base, {**shape, **options})))     # of the gpt to compare with
         except ValueError as e:
             raise ValueError(f"{spec}: {e}") from None
-        base = fields(models.module("gpt").Config)
-        self.shape = {f.name: getattr(self.model.config, f.name) for f in base}     # of the gpt to compare with
         self.n_params = sum(p.numel() for p in self.model.parameters())
         self.flops = self.model.flops_per_token(args.seq_len)
         self.times, self.decode_times = [], []
@@ -266,7 +277,7 @@ def result(row, base, args, rate, bandwidth):
     """All figures of one row, as JSON has them."""
     tokens, parts = args.batch * args.seq_len, [median(part) * 1000 for part in zip(*row.times)]
     pairs = [(r.times, [sum(t[:2]) for t in r.times], [sum(t) for t in r.times]) for r in (row, base)]
-    formula = theory(row.model, args.seq_len) if row is not base else (0, 0, 0)
+    formula = theory(row.model, args.seq_len, base.model.config) if row is not base else (0, 0, 0)
     out = {"model": row.label, "against": base.label, "parameters": row.n_params, "extra_parameters": row.n_params - base.n_params,
            "flops_per_token": row.flops, "extra_flops": row.flops / base.flops - 1}
     base_seconds = median(pairs[1][1])

@@ -195,7 +195,8 @@ DEPTH = [("gpt", {}), ("resformer", {}), ("exoformer", {}), ("satformer", {}), (
          ("geonorm", {}), ("geonorm", dict(update="unprojected", decay="geometric")), ("geonorm", dict(update="pre_norm")),
          ("kern", {}),
          ("sas", {}), ("sas", dict(simulation="projection")),
-         *(("hyperconnections", dict(connection=kind, n_streams=n)) for kind, n in dict(static=2, dynamic=4, manifold=3, identity=4).items())]
+         *(("hyperconnections", dict(connection=kind, n_streams=n)) for kind, n in dict(static=2, dynamic=4, manifold=3, identity=4).items()),
+         ("gpt3", {}), ("pythia", {}), ("muddpythia", {})]
 
 
 @pytest.mark.parametrize("name, options", DEPTH, ids=lambda x: str(x))
@@ -209,10 +210,11 @@ def test_depth_matrix_makes_every_input_from_the_outputs(name, options):
     assert outputs.size(-2) == 7 and outputs.abs().amax((0, 1, 3)).min() > 0
     assert (A["r"] @ outputs - torch.stack(record.reads, dim=-2)).abs().max() < 1e-9
     assert torch.equal(A["r"], A["r"].tril())
-    for stream in set(A) & set(record.streams):                                     # q, k, v and r of muddformer's blocks
+    for stream in set(A) & set(record.streams):                                     # q, k, v and r of MUDD's blocks
         assert torch.equal(A[stream][..., 1::2, :], A["r"][..., 1::2, :])          # MLPs read r alone
         assert ((A[stream] @ outputs)[..., :-1:2, :] - torch.stack(record.streams[stream], dim=-2)).abs().max() < 1e-9
-    assert set(A) == (set("qkvr") if name == "muddformer" else {"r"})
+    assert set(A) == (set("qkvr") if name in ("muddformer", "muddpythia") else {"r"})
+    assert record.parallel == (name in ("pythia", "muddpythia"))
     assert numbers(model)["depth_error"] < 1e-9
 
 
@@ -301,18 +303,19 @@ def test_lambdas_are_the_parameters(mixing):
             assert torch.equal(torch.tensor(found[kind][s]).float(), wanted) and wanted.shape == (3, heads, 8)
 
 
-@pytest.mark.parametrize("pre_post_norm", [False, True])
+@pytest.mark.parametrize("name, options", [("muddformer", dict(window=2)), ("muddformer", dict(window=2, pre_post_norm=True)), ("muddpythia", {})],
+                         ids=lambda x: str(x))
 @torch.no_grad()
-def test_dynamic_weights_against_loops(pre_post_norm):
-    model = random_model("muddformer", window=2, pre_post_norm=pre_post_norm)
+def test_dynamic_weights_against_loops(name, options):
+    model = random_model(name, **options)
     found = numbers(model)["dynamic"]
-    x = model.embed(tokens()[0])
-    X, seen, streams = [x], [model.pre_norm(0, x)], (x,) * 4                        # seen: what is weighted
+    x, pre_norm = model.embed(tokens()[0]), getattr(model, "pre_norm", lambda j, x: x)
+    X, seen, streams = [x], [pre_norm(0, x)], (x,) * 4                              # seen: what is weighted
     for i, block in enumerate(model.blocks, start=1):
         X.append(block(*streams, model.rope(12, None)))
-        seen.append(model.pre_norm(i, X[-1]))
-        aggregate = model.aggregate[str(i)]
-        weights, (names, sources) = aggregate.weights(X[-1]), ("qkvr" if i < 3 else "r", [[0, 1], [0, 1, 2], [0, 2, 3]][i - 1])
+        seen.append(pre_norm(i, X[-1]))
+        aggregate, last = model.aggregate[str(i)], [0, 2, 3] if "window" in options else [0, 1, 2, 3]
+        weights, (names, sources) = aggregate.weights(X[-1]), ("qkvr" if i < 3 else "r", [[0, 1], [0, 1, 2], last][i - 1])
         assert found[str(i)]["streams"] == names and found[str(i)]["sources"] == sources
         for (c, _), (j, source) in product(enumerate(names), enumerate(sources)):
             w = [weights[b, t, c, j].item() for b in range(2) for t in range(12)]
@@ -321,7 +324,7 @@ def test_dynamic_weights_against_loops(pre_post_norm):
             sd = math.sqrt(sum((a - m) ** 2 for a in w) / 24)
             assert found[str(i)]["mean"][c][j] == pytest.approx(m * norm, rel=1e-4, abs=1e-6)
             assert found[str(i)]["sd"][c][j] == pytest.approx(sd * norm, rel=1e-3, abs=1e-6)
-        streams = aggregate(X, seen)
+        streams = aggregate(X, seen) if name == "muddformer" else aggregate(X)
 
 
 def test_small_deviations_of_weights_in_fp32():

@@ -1,0 +1,246 @@
+"""GPT-3: the Transformer of 2019/20 that papers call "the original", as a second baseline.   arXiv:2005.14165
+
+LayerNorm before each sublayer, learned absolute positions, a GELU MLP four times as wide as the stream, a bias in every
+norm and every linear map but the head. For tokens idx (B, T):
+    x  = embed[idx] + pos_embed[0 .. T-1]
+    x <- x + wo( softmax(q k^T / sqrt(d_head) + causal) v ),   q, k, v = wq, wk, wv( norm(x) )
+    x <- x + w_down( gelu(w_up(b)) ),                            b = norm(x)
+    logits = head( norm(x) )
+All weights start as N(0, 0.02), those of wo and w_down as N(0, 0.02 / sqrt(2 L)), biases at zero (GPT-2's rule, which GPT-3
+kept). MUDDFormer's scaling runs (arXiv:2502.12170, figure 3 and appendix D.2) have this model as "Transformer", untied:
+`--preset mudd-405m --d_ff none`, since the preset's d_ff is that of a SwiGLU MLP. GPT-2 itself: tie_embeddings=True.
+Costs max_len d parameters for the positions and L (9 d + 2 d_kv) + d for biases (d_kv = n_kv_head d_head); the two matrices of
+width 4 d of an MLP are as large as SwiGLU's three of 8/3 d.
+
+Changed from gpt.py: Config, Config.__post_init__, RMSNorm, RMSNorm.__init__, RMSNorm.forward, apply_rope, Attention.__init__,
+    Attention.forward, MLP.__init__, MLP.forward, Block.__init__, Block.forward, Model.__init__, Model.init_weights,
+    Model.forward, Model.rope, Model.watch, Model.stats
+Equal to gpt.py when: never; it has no rope_theta, qk_norm, gate and zero_init.
+Paper and code: GPT-3 alternates full with banded sparse attention, and ties embedding and head; the papers that compare
+    with it use full attention. GPT-2's released code starts the positions at N(0, 0.01) and does not scale wo and w_down,
+    against its paper; later code (nanoGPT, Hugging Face) does as here. Its norms have eps 1e-5; here norm_eps is 1e-6 as in
+    every file. The key bias moves all scores of a query alike and changes nothing; it is here because it is there. gelu is
+    the tanh form, as in GPT-2.
+"""
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+
+@dataclass
+class Config:
+    vocab_size: int = 50304         # token ids are 0 .. vocab_size-1
+    n_layer: int = 12               # blocks; each is attention + MLP
+    n_head: int = 12                # query heads; d_head = d_model / n_head
+    n_kv_head: int | None = None    # key/value heads, each shared by n_head / n_kv_head query heads; None: n_head
+    d_model: int = 768              # width of the residual stream
+    d_ff: int | None = None         # hidden width of the MLP; None: 4 d_model
+    max_len: int = 2048             # longest sequence, in training and in generation: so many positions are learned
+    norm_eps: float = 1e-6          # added to the variance in every LayerNorm
+    tie_embeddings: bool = False    # head and embedding share one matrix
+    z_loss: float = 0.0             # weight of mean(logsumexp(logits)^2), in training only
+
+    def __post_init__(self):
+        if self.n_kv_head is None:
+            self.n_kv_head = self.n_head
+        if self.d_ff is None:
+            self.d_ff = 4 * self.d_model
+        for name in ("vocab_size", "n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "max_len"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        if self.d_model % self.n_head:
+            raise ValueError(f"d_model {self.d_model} must be a multiple of n_head {self.n_head}")
+        if self.n_head % self.n_kv_head:
+            raise ValueError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}")
+
+    @property
+    def d_head(self):
+        return self.d_model // self.n_head
+
+
+class Cache:
+    """Preallocated keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held.
+
+    Model.forward advances it. Its shapes never change, so that a decoding step compiles once.
+    """
+
+    def __init__(self, model, batch_size, max_len):
+        c, like = model.config, model.embed.weight
+        kind = like.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else like.dtype
+        shape = (batch_size, c.n_kv_head, max_len, c.d_head)
+        self.k = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        self.v = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        self.pos = torch.zeros((), dtype=torch.long, device=like.device)
+
+    def append(self, layer, k, v):
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and who sees whom (T, max_len)."""
+        at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
+        self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
+        self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
+        seen = torch.arange(self.k[layer].size(2), device=k.device) <= at[:, None]   # (T, max_len)
+        return self.k[layer], self.v[layer], seen
+
+
+def attend(q, k, v, layer, cache):
+    """Causal attention of q (B, T, H, D) over k, v (B, T, K, D), and over what the cache holds -> (B, T, H, D)."""
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T, D)
+    gqa = q.size(1) != k.size(1)
+    if cache is None:
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
+    else:
+        k, v, seen = cache.append(layer, k, v)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=gqa)
+    return y.transpose(1, 2)
+
+
+class Attention(nn.Module):
+    def __init__(self, c, layer):
+        super().__init__()
+        self.layer, self.n_head, self.n_kv_head, self.d_head = layer, c.n_head, c.n_kv_head, c.d_head
+        self.wq = nn.Linear(c.d_model, c.n_head * c.d_head)
+        self.wk = nn.Linear(c.d_model, c.n_kv_head * c.d_head)
+        self.wv = nn.Linear(c.d_model, c.n_kv_head * c.d_head)
+        self.wo = nn.Linear(c.n_head * c.d_head, c.d_model)
+
+    def forward(self, x, cache=None):
+        B, T, _ = x.shape
+        q = self.wq(x).view(B, T, self.n_head, self.d_head)                         # (B, T, H, D)
+        k = self.wk(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
+        v = self.wv(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
+        y = attend(q, k, v, self.layer, cache)                                      # (B, T, H, D)
+        return self.wo(y.reshape(B, T, -1))                                         # (B, T, C)
+
+
+class MLP(nn.Module):
+    def __init__(self, d_model, d_ff):
+        super().__init__()
+        self.w_up = nn.Linear(d_model, d_ff)
+        self.w_down = nn.Linear(d_ff, d_model)
+
+    def forward(self, x):
+        return self.w_down(F.gelu(self.w_up(x), approximate="tanh"))
+
+
+class Block(nn.Module):
+    def __init__(self, c, layer):
+        super().__init__()
+        self.attn_norm = nn.LayerNorm(c.d_model, c.norm_eps)
+        self.attn = Attention(c, layer)
+        self.mlp_norm = nn.LayerNorm(c.d_model, c.norm_eps)
+        self.mlp = MLP(c.d_model, c.d_ff)
+
+    def forward(self, x, cache=None):
+        x = x + self.attn(self.attn_norm(x), cache)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Model(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = c = config
+        self.embed = nn.Embedding(c.vocab_size, c.d_model)
+        self.pos_embed = nn.Embedding(c.max_len, c.d_model)
+        self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.n_layer))
+        self.final_norm = nn.LayerNorm(c.d_model, c.norm_eps)
+        self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
+        if c.tie_embeddings:
+            self.head.weight = self.embed.weight
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self):
+        """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
+        for name, p in self.named_parameters():
+            module, kind = name.split(".")[-2:]
+            if kind == "bias":
+                p.zero_()
+            elif module.endswith("norm"):
+                p.fill_(1.0)
+            elif module in ("wo", "w_down"):                                        # 2 L of them add up in the stream
+                nn.init.normal_(p, std=0.02 / math.sqrt(2 * self.config.n_layer))
+            elif module in ("embed", "pos_embed", "wq", "wk", "wv", "w_up", "head"):
+                nn.init.normal_(p, std=0.02)
+            else:
+                raise ValueError(f"init_weights does not know {name}")
+
+    def forward(self, idx, targets=None, cache=None):
+        """Logits of the next token, and the loss if targets are given.
+
+        idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
+        Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
+        z_loss * mean(logsumexp(logits)^2) added. Without targets loss is None; with them the logits carry no gradient.
+        ValueError if T exceeds max_len.
+        """
+        x = self.embed(idx) + self.pos_embed(self.positions(idx.size(1), cache))     # (B, T, C)
+        for block in self.blocks:
+            x = block(x, cache)
+        return self.output(x, targets, cache)
+
+    def positions(self, T, cache):
+        """Positions (T,) of the next T tokens."""
+        if T > self.config.max_len:
+            raise ValueError(f"{T} tokens are more than max_len {self.config.max_len}")
+        at = torch.arange(T, device=self.embed.weight.device)
+        return at if cache is None else cache.pos + at
+
+    def output(self, x, targets, cache):
+        """Final norm, head and loss on x (B, T, C); advances the cache."""
+        logits = self.head(self.final_norm(x))                                      # (B, T, V)
+        if cache is not None:
+            cache.pos += x.size(1)
+        if targets is None:
+            return logits, None
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
+        loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
+        if self.training and self.config.z_loss:
+            loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
+        return logits.detach(), loss        # else backward also makes, fills and adds a gradient of all logits: 1% of a step
+
+    @torch.no_grad()
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
+        """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
+
+        temperature 0 takes the likeliest token; top_k keeps the k likeliest. compile=True compiles the decoding step.
+        ValueError if the result would be longer than max_len.
+        """
+        (B, T), total = idx.shape, idx.size(1) + max_new_tokens
+        if T == 0 or total > self.config.max_len:
+            raise ValueError(f"{T} + {max_new_tokens} tokens: at least 1 + 0 and at most max_len {self.config.max_len}")
+        cache, out = Cache(self, B, total), torch.cat((idx, idx.new_zeros(B, max_new_tokens)), dim=1)
+        step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
+        for t in range(T, total):
+            logits, _ = self.forward(idx, cache=cache) if t == T else step(out[:, t - 1:t].clone(), cache=cache)
+            scores = logits[:, -1].float()                                          # (B, V)
+            if top_k is not None:
+                kept = scores.topk(min(top_k, scores.size(-1))).values[:, -1:]
+                scores = scores.masked_fill(scores < kept, -math.inf)
+            if temperature == 0:
+                out[:, t] = scores.argmax(-1)
+            else:
+                out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
+        return out
+
+    def flops_per_token(self, T):
+        """Forward FLOPs per token at T tokens of context: matrix products and attention, by torch's counter."""
+        with torch.device("meta"):
+            model, idx = type(self)(self.config), torch.zeros(1, T, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            model(idx)
+        return counter.get_total_flops() / T
+
+    def stats(self, idx):
+        """What the mechanism does on idx (B, T), for the log: nothing, there is none."""
+        return {}
+
+
+if __name__ == "__main__":                      # prints size and cost
+    import pathlib
+    import runpy
+
+    report = runpy.run_path(str(pathlib.Path(__file__).with_name("__init__.py")))["report"]
+    report(Model, Config)
