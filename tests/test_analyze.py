@@ -615,7 +615,8 @@ def test_probe_of_every_model(trained, tmp_path):
         assert found["model"] == name and found["step"] == 3 and found["tokens"] == 512 and len(found["entropy"]) == 2
         assert found["depth_error"] < 1e-5
         maps = torch.tensor(json.loads((tmp_path / "o" / f"maps-{name}.json").read_text())["maps"])
-        assert maps.shape == (2, 2, 32, 32) and torch.allclose(maps.sum(-1), torch.tensor(1.0), atol=2e-3)
+        n_maps = 6 if name == "sas" else 2                                  # of each head it simulates three
+        assert maps.shape == (2, n_maps, 32, 32) and torch.allclose(maps.sum(-1), torch.tensor(1.0), atol=2e-3)
     pictures = {"layers", "depth", "similarity", "gates", "anchors", "dynamic", *(f"maps-{name}" for name in models.names())}
     assert {path.stem for path in (tmp_path / "o").glob("*.png")} == pictures
 
