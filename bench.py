@@ -68,9 +68,9 @@ def theory(model, T=None, base=None):
     """What the papers' formulas say that a mechanism adds: (parameters, forward FLOPs per token, numbers read per token).
 
     FLOPs include the mixing of vectors, which the flop counter does not see. Read: each earlier state, once per layer that
-    mixes it; the newest one, which gpt reads too, does not count. T: tokens of context, max_len if not given, where FLOPs
-    depend on it. base: Config of the gpt compared with, for models with another MLP; with QK norm and the same d_ff, if not
-    given. None for a model without formulas here.
+    mixes it; the newest one, which gpt reads too, does not count; of dape the maps of T keys that it makes of the scores.
+    T: tokens of context, max_len if not given, where FLOPs depend on it. base: Config of the gpt compared with, for models
+    with another MLP; with QK norm and the same d_ff, if not given. None for a model without formulas here.
     """
     c, name = model.config, type(model).__module__.rpartition(".")[2]
     d, L, kv = c.d_model, c.n_layer, c.n_kv_head * c.d_head
@@ -132,6 +132,14 @@ def theory(model, T=None, base=None):
             weights = sum(d * C * S + (C * S) ** 2 for C, S in sizes)
             params, flops = params + weights + sum(C * S for C, S in sizes) + 4 * d * (L - 1), flops + 2 * weights
         return params, flops + sum(2 * C * S * d for C, S in sizes), sum(S - 1 for _, S in sizes) * d
+    if name == "dape":                  # two convolutions, or one along the heads, over T keys; scores, U and P + D are read
+        H, T, bias, biased = c.n_head, T or c.max_len, 2 * c.n_head * (c.position == "kerple"), c.position in ("kerple", "alibi")
+        if not c.kernel:
+            return L * bias, 0, L * T * H * biased
+        if c.conv == "heads":
+            return L * (c.kernel + bias), L * 2 * T * H * c.kernel, L * T * 2 * H
+        channels = H * (1 + biased) + H
+        return L * ((channels * c.kernel + 1) * c.width + bias), L * 2 * T * c.width * c.kernel * channels, L * T * (2 * H + c.width)
 
 
 class Row:

@@ -196,7 +196,8 @@ DEPTH = [("gpt", {}), ("resformer", {}), ("exoformer", {}), ("satformer", {}), (
          ("kern", {}),
          ("sas", {}), ("sas", dict(simulation="projection")),
          *(("hyperconnections", dict(connection=kind, n_streams=n)) for kind, n in dict(static=2, dynamic=4, manifold=3, identity=4).items()),
-         ("gpt3", {}), ("pythia", {}), ("muddpythia", {})]
+         ("gpt3", {}), ("pythia", {}), ("muddpythia", {}),
+         ("dape", {})]
 
 
 @pytest.mark.parametrize("name, options", DEPTH, ids=lambda x: str(x))

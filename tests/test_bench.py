@@ -29,7 +29,8 @@ CASES = [("resformer", dict(value_mix=kind, last_k=k)) for kind in ("identity", 
     ("sas", dict(simulation="projection", n_sim=2, d_sim=20, gate="headwise")),
     ("hyperconnections", {}), ("hyperconnections", dict(connection="static", n_streams=3)),
     ("hyperconnections", dict(connection="manifold")), ("hyperconnections", dict(connection="identity", n_streams=2)),
-    ("gpt3", {}), ("gpt3", dict(n_kv_head=4)), ("pythia", {}), ("muddpythia", {}), ("muddpythia", dict(ffn_realloc=False))]
+    ("gpt3", {}), ("gpt3", dict(n_kv_head=4)), ("pythia", {}), ("muddpythia", {}), ("muddpythia", dict(ffn_realloc=False)),
+    ("dape", {}), ("dape", dict(position="rope", kernel=5, width=7)), ("dape", dict(position="alibi")), ("dape", dict(conv="heads")), ("dape", dict(kernel=0))]
 
 
 @pytest.mark.parametrize("name, options", CASES, ids=lambda x: x if isinstance(x, str) else "-".join(f"{k}={v}" for k, v in x.items()))
@@ -58,6 +59,10 @@ def test_the_papers_formulas_give_the_counted_sizes(name, options):
         wide, mean = 2 * 64 * c.n_sim * c.n_head * (c.d_sim - c.d_head), c.n_sim * c.d_model
         assert counted == flops + 4 * (wide - mean * (1 + (c.simulation == "projection"))) and read == 0
         assert bench.theory(model, 32)[1] == flops - 4 * 2 * 32 * (c.n_sim * c.n_head * (c.d_sim + c.d_head) - 2 * c.d_model)
+    elif name == "dape":                        # kernel // 2 columns more than the paper's, and the scores a second time
+        columns = 64 if options.get("conv") == "heads" else 64 + options.get("kernel", 3) // 2
+        assert counted == flops * columns / 64 + 4 * 2 * 64 * SHAPE["d_model"] * (options.get("kernel") != 0)
+        assert bench.theory(model, 32)[1:] == (flops / 2, read / 2)
     else:
         mixing = {"resformer": 3 * read, "satformer": 2 * read, "exoformer": 3 * read}.get(name, sum(
             2 * len(a.streams) * len(a.sources) * SHAPE["d_model"] for a in getattr(model, "aggregate", {}).values()))

@@ -34,6 +34,9 @@ CASES = [(name, {}) for name in models.names()] + [
     ("hyperconnections", dict(connection="static", n_streams=2)), ("hyperconnections", dict(tanh=False, n_streams=1)),
     ("hyperconnections", dict(connection="manifold")), ("hyperconnections", dict(connection="identity", n_streams=2)),
     ("gpt3", dict(n_kv_head=4, tie_embeddings=True)), ("pythia", dict(n_kv_head=1, z_loss=1e-3)), ("muddpythia", dict(ffn_realloc=False)),
+    ("dape", dict(position="rope", kernel=5)), ("dape", dict(position="alibi", gate="elementwise")), ("dape", dict(position="none", width=8)),
+    ("dape", dict(conv="heads")), ("dape", dict(conv="heads", position="rope", kernel=7, n_kv_head=4)), ("dape", dict(kernel=1)),
+    ("dape", dict(kernel=0)),
 ]
 IDS = ["-".join([name, *(f"{k}={v}" for k, v in options.items())]) for name, options in CASES]
 every_case = pytest.mark.parametrize("name, options", CASES, ids=IDS)
@@ -69,6 +72,8 @@ NEUTRAL = {   # settings and parameter values with which a model is gpt.py; mode
     "denseformer": [(dict(), {}), (dict(dilation=2, period=3, n_layer=7), {})],
     "hyperconnections": [(dict(connection=kind, n_streams=n, norm_eps=1e-12), {}) for kind, n in (
         ("static", 2), ("dynamic", 1), ("dynamic", 4), ("manifold", 1), ("manifold", 3), ("identity", 4))],
+    "dape": [(dict(position="rope"), dict(conv_out=0.0)), (dict(position="rope", kernel=5, gate="headwise"), dict(conv_out=0.0)),
+             (dict(position="rope", conv="heads"), dict(conv=0.0))],
 }
 
 
@@ -189,13 +194,13 @@ def test_optimizer_groups_are_a_partition(name, options):
         assert names[id(p)].startswith("blocks.") or names[id(p)] == "anchor.proj.weight"
     for p in rest:
         key = names[id(p)]
-        assert p.ndim < 2 or key in ("embed.weight", "pos_embed.weight", "head.weight", "depth_attention.query") or "lambda" in key or key.startswith("aggregate.") or ".sim_" in key or "_connection." in key
+        assert p.ndim < 2 or key in ("embed.weight", "pos_embed.weight", "head.weight", "depth_attention.query") or "lambda" in key or key.startswith("aggregate.") or ".sim_" in key or "_connection." in key or ".score_bias." in key
 
 
 @pytest.mark.parametrize("name, options", [(name, {}) for name in models.names()] + [
     ("exoformer", dict(mixing="dynamic")), ("attnres", dict(block_size=2)), ("gpt", dict(gate="headwise")),
     ("exoformer", dict(anchor="first_layer", norm_streams="qk")), ("muddformer", dict(dynamic=False, pre_post_norm=True)),
-    ("hyperconnections", dict(connection="manifold", n_streams=2, sinkhorn_steps=2))])
+    ("hyperconnections", dict(connection="manifold", n_streams=2, sinkhorn_steps=2)), ("dape", dict(conv="heads", position="alibi"))])
 def test_compiled_equals_eager(name, options):
     """One graph in forward and backward, and one for the decoding step; float64."""
     model = build(name, options, n_layer=2).double()
@@ -335,7 +340,9 @@ BAD = [("gpt", dict(n_head=5)), ("gpt", dict(n_kv_head=3)), ("gpt", dict(gate="x
        ("hyperconnections", dict(connection="x")), ("hyperconnections", dict(n_streams=0)),
        ("hyperconnections", dict(connection="static", tanh=False)), ("hyperconnections", dict(sinkhorn_steps=0)),
        ("gpt3", dict(n_head=5)), ("gpt3", dict(n_kv_head=3)), ("gpt3", dict(max_len=0)), ("gpt3", dict(rope_theta=1e4)),
-       ("pythia", dict(d_model=48)), ("pythia", dict(rope_theta=0.0)), ("muddpythia", dict(n_layer=1)), ("nonsense", {})]
+       ("pythia", dict(d_model=48)), ("pythia", dict(rope_theta=0.0)), ("muddpythia", dict(n_layer=1)),
+       ("dape", dict(position="x")), ("dape", dict(conv="x")), ("dape", dict(kernel=2)), ("dape", dict(kernel=-1)), ("dape", dict(width=0)),
+       ("dape", dict(kernel=0, width=8)), ("dape", dict(conv="heads", width=8)), ("dape", dict(conv="heads", kernel=9)), ("nonsense", {})]
 
 
 @pytest.mark.parametrize("name, options", BAD)

@@ -1,0 +1,421 @@
+"""DAPE V2: the attention scores are a feature map, and convolutions correct it.   arXiv:2410.04798
+
+A product of one query and one key says little at distances that training has not seen. Here each score is corrected,
+before the softmax, by what all heads give to the same query's neighbouring keys (CDAPE: convolutional data-adaptive
+position encoding). Per layer, S (H, T, T) the scaled products, P (H, T, T) a bias per head and distance i - j:
+    attention = softmax( S + P + D + causal ) v
+    U = leaky_relu( conv(Z) + bias ),   Z = tril([S, P])     C = 2 H channels (without P: H) -> width
+    D = conv(U)                                              width -> H channels
+Both convolutions mix all channels and span `kernel` keys; queries do not mix. kernel=1 is DAPE (2405.14722). The future
+is zero in Z; without that it leaks, and the paper's perplexity falls to about 1.
+    P = -p log(1 + a (i - j)), p and a learned      position="kerple" (2205.09921), with which the paper is at its best
+    P = -m (i - j), m fixed                         position="alibi" (2108.12409)
+    no P; rotated or plain q and k                  position="rope", "none"
+kernel=0 leaves D out: the paper's baselines with P alone. conv="heads" is the form of the explanatory text:
+    D = conv(S + P), one filter of `kernel` weights that slides along the heads, the same for every pair (i, j)
+
+To read longer texts than in training takes a large max_len and nothing else: nothing is trained or stored per position.
+    train.py --model dape --seq_len 512 --max_len 4096, then eval.py RUN --seq_len 4096 --batch_tokens 4096
+Costs kernel width (C + H) + width parameters per layer (conv="heads": kernel), 2 H more with kerple, and 2 T kernel width
+(C + H) FLOPs per token and layer, 2.25 times the attention's 4 T d_model at the default shape, with no causal savings;
+2 T d_model more because S is computed twice, here and in the attention kernel. S, U and P + D are kept for backward:
+(2 H + width) T^2 numbers per layer and sequence; the authors compute them again.
+Changed from gpt.py: Config, Config.__post_init__, attend, Attention.__init__, Attention.forward, Model.init_weights,
+    Model.stats
+Equal to gpt.py when: position="rope", and kernel=0 or conv_out (conv="heads": conv) is zero.
+Optimizer: AdamW, without decay; the authors' code decays the convolutions, p and a with all other weights.
+Paper and code: U is not zero right of the diagonal, and D on the diagonal reads it. In the last rows of a text the
+    authors' code lacks these columns and reads zeros, so that the same token has other logits at the end of a text than
+    inside one. Here kernel // 2 zero columns follow the keys, and every row is what it is inside a text. Left of the
+    first key U is zero in both. A bias of D, which their code has, is the same for all keys and drops out of the
+    softmax: none here. Their class for RoPE expects 2 H channels and gets H: here H. They clamp p and a themselves at
+    0.01, here their values are clamped. The paper also mentions causal padding: here that of the code. Slopes m for
+    a number of heads that is no power of two are those of ALiBi's code. FIRE, another P, is left out.
+"""
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+
+@dataclass
+class Config:
+    vocab_size: int = 50304         # token ids are 0 .. vocab_size-1
+    n_layer: int = 12               # blocks; each is attention + MLP
+    n_head: int = 12                # query heads; d_head = d_model / n_head
+    n_kv_head: int | None = None    # key/value heads, each shared by n_head / n_kv_head query heads; None: n_head
+    d_model: int = 768              # width of the residual stream
+    d_ff: int | None = None         # hidden width of the SwiGLU MLP; None: 8/3 d_model rounded up to a multiple of 64
+    max_len: int = 2048             # longest sequence, in training and in generation
+    rope_theta: float = 10000.0     # base of the rotary frequencies
+    norm_eps: float = 1e-6          # added to the mean square in every RMSNorm
+    tie_embeddings: bool = False    # head and embedding share one matrix
+    z_loss: float = 0.0             # weight of mean(logsumexp(logits)^2), in training only
+    qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
+    gate: str = "none"              # gated attention: none | elementwise | headwise
+    zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
+    position: str = "kerple"        # kerple | alibi | rope | none
+    conv: str = "keys"              # what it slides along: keys, mixing all heads | heads, one filter for all
+    kernel: int = 3                 # columns, or heads, that a convolution spans; odd, or 0: no D
+    width: int | None = None        # channels between the two convolutions along the keys; None: 32
+
+    def __post_init__(self):
+        if self.n_kv_head is None:
+            self.n_kv_head = self.n_head
+        if self.d_ff is None:
+            self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64)
+        for name in ("vocab_size", "n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "max_len", "rope_theta"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        if self.d_model % (2 * self.n_head):
+            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head} (rotary pairs)")
+        if self.n_head % self.n_kv_head:
+            raise ValueError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}")
+        if self.gate not in ("none", "elementwise", "headwise"):
+            raise ValueError(f"gate must be none, elementwise or headwise, not {self.gate!r}")
+        if self.position not in ("kerple", "alibi", "rope", "none"):
+            raise ValueError(f"position must be kerple, alibi, rope or none, not {self.position!r}")
+        if self.conv not in ("keys", "heads"):
+            raise ValueError(f"conv must be keys or heads, not {self.conv!r}")
+        if self.kernel and (self.kernel < 0 or self.kernel % 2 == 0):
+            raise ValueError(f"kernel must be odd and positive, or 0, not {self.kernel}")
+        if self.conv == "heads" and self.kernel >= 2 * self.n_head:
+            raise ValueError(f"conv='heads' has a kernel of at most 2 n_head - 1 = {2 * self.n_head - 1}")
+        if self.conv == "keys" and self.kernel and self.width is None:
+            self.width = 32
+        elif self.width is not None and (self.conv == "heads" or self.kernel == 0 or self.width < 1):
+            raise ValueError(f"width {self.width}: must be positive, and is for convolutions along the keys only")
+
+    @property
+    def d_head(self):
+        return self.d_model // self.n_head
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; statistics in fp32 or better."""
+
+    def __init__(self, dim, eps):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x):
+        y = x.to(torch.promote_types(x.dtype, torch.float32))
+        return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps) * self.weight).type_as(x)
+
+
+def apply_rope(x, cos, sin):
+    """Rotates the pairs (x[i], x[i + D/2]) of x (B, T, H, D) by the angles in cos, sin (T, 1, D/2)."""
+    x1, x2 = x.chunk(2, dim=-1)
+    return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1).type_as(x)
+
+
+class Cache:
+    """Preallocated keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held.
+
+    Model.forward advances it. Its shapes never change, so that a decoding step compiles once.
+    """
+
+    def __init__(self, model, batch_size, max_len):
+        c, like = model.config, model.embed.weight
+        kind = like.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else like.dtype
+        shape = (batch_size, c.n_kv_head, max_len, c.d_head)
+        self.k = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        self.v = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        self.pos = torch.zeros((), dtype=torch.long, device=like.device)
+
+    def append(self, layer, k, v):
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and who sees whom (T, max_len)."""
+        at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
+        self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
+        self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
+        seen = torch.arange(self.k[layer].size(2), device=k.device) <= at[:, None]   # (T, max_len)
+        return self.k[layer], self.v[layer], seen
+
+
+class KerpleBias(nn.Module):
+    """P (H, T, S) = -p log(1 + a distance) of distances (T, S); one p and one a per head."""
+
+    def __init__(self, n_head):
+        super().__init__()
+        self.p = nn.Parameter(torch.empty(n_head, 1, 1))
+        self.a = nn.Parameter(torch.empty(n_head, 1, 1))
+
+    def forward(self, distance):
+        p, a = (x + (x.clamp(min=0.01) - x).detach() for x in (self.p, self.a))     # a clamped head can still come back
+        return -p * torch.log1p(a * distance)
+
+
+class AlibiBias(nn.Module):
+    """P (H, T, S) = -m distance of distances (T, S); m = 2^(-8 h / H) for head h = 1 .. H, a power of two."""
+
+    def __init__(self, n_head):
+        super().__init__()
+        n = 2 ** (n_head.bit_length() - 1)                                          # later heads have slopes from between
+        slopes = [2 ** (-8 * (h + 1) / n) for h in range(n)] + [2 ** (-8 * (h + 0.5) / n) for h in range(n_head - n)]
+        self.register_buffer("slope", torch.tensor(slopes)[:, None, None], persistent=False)
+
+    def forward(self, distance):
+        return -self.slope * distance
+
+
+class KeyConvolution(nn.Module):
+    """D (B, H, T, S) from scores (B, H, T, S) and P (H, T, S) or None, which are zero where a key is not seen."""
+
+    def __init__(self, c):
+        super().__init__()
+        channels, pad = c.n_head * (2 if c.position in ("kerple", "alibi") else 1), (0, c.kernel // 2)
+        self.conv_in = nn.Conv2d(channels, c.width, (1, c.kernel), padding=pad)
+        self.conv_out = nn.Conv2d(c.width, c.n_head, (1, c.kernel), padding=pad, bias=False)
+
+    def forward(self, scores, bias):
+        (_, H, _, S), pad, w = scores.shape, self.conv_in.padding, self.conv_in.weight
+        # pad = (0, kernel // 2): columns at the right for F.pad, rows and columns on both sides for the convolutions
+        u = F.conv2d(F.pad(scores, pad), w[:, :H], self.conv_in.bias, padding=pad)  # (B, width, T, S + kernel // 2)
+        if bias is not None:                                                        # the same for all sequences: once
+            u += F.conv2d(F.pad(bias, pad), w[:, H:], padding=pad)
+        return self.conv_out(F.leaky_relu(u, inplace=True))[..., :S]
+
+
+class HeadConvolution(nn.Module):
+    """D (B, H, T, S) from scores (B, H, T, S) and P (H, T, S) or None."""
+
+    def __init__(self, c):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, (c.kernel, 1), padding=(c.kernel // 2, 0), bias=False)
+
+    def forward(self, scores, bias):
+        x = scores if bias is None else scores + bias
+        return self.conv(x.flatten(2).unsqueeze(1)).view_as(x)                      # an image of H x T S
+
+
+class ScoreBias(nn.Module):
+    """P + D, -inf for keys not seen, from q (B, H, T, D), k (B, K, S, D), seen (T, S); seen itself if there is neither."""
+
+    def __init__(self, c):
+        super().__init__()
+        if c.position in ("kerple", "alibi"):
+            self.position = (KerpleBias if c.position == "kerple" else AlibiBias)(c.n_head)
+        if c.kernel:
+            self.delta = (KeyConvolution if c.conv == "keys" else HeadConvolution)(c)
+
+    def forward(self, q, k, seen):
+        bias, now = None, seen.sum(-1, keepdim=True) - 1                            # (T, 1): the queries' positions
+        if hasattr(self, "position"):                                               # (H, T, S), 0 where a key is not seen
+            bias = self.position((now - torch.arange(seen.size(1), device=seen.device)).clamp(min=0))
+        if hasattr(self, "delta"):
+            q = q.unflatten(1, (k.size(1), -1)) * q.size(-1) ** -0.5                # (B, K, H / K, T, D)
+            scores = (q @ k.unsqueeze(2).mT).flatten(1, 2).masked_fill(~seen, 0.0)  # (B, H, T, S)
+            out = self.delta(scores, bias)
+            bias = out if bias is None else bias + out
+        return seen if bias is None else bias.masked_fill(~seen, -math.inf)
+
+
+def attend(q, k, v, layer, cache, score_bias):
+    """Causal attention of q (B, T, H, D) over k, v (B, T, K, D), and over what the cache holds -> (B, T, H, D)."""
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T, D)
+    gqa = q.size(1) != k.size(1)
+    if cache is None:
+        seen = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).tril()
+    else:
+        k, v, seen = cache.append(layer, k, v)
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=score_bias(q, k, seen), enable_gqa=gqa)
+    return y.transpose(1, 2)
+
+
+class Attention(nn.Module):
+    def __init__(self, c, layer):
+        super().__init__()
+        self.layer, self.n_head, self.n_kv_head, self.d_head = layer, c.n_head, c.n_kv_head, c.d_head
+        self.wq = nn.Linear(c.d_model, c.n_head * c.d_head, bias=False)
+        self.wk = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False)
+        self.wv = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False)
+        self.wo = nn.Linear(c.n_head * c.d_head, c.d_model, bias=False)
+        self.q_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
+        if c.gate != "none":
+            self.gate = nn.Linear(c.d_model, c.n_head * (c.d_head if c.gate == "elementwise" else 1), bias=False)
+        self.rotary = c.position == "rope"
+        self.score_bias = ScoreBias(c)
+
+    def forward(self, x, rope, cache=None):
+        B, T, _ = x.shape
+        q = self.wq(x).view(B, T, self.n_head, self.d_head)                         # (B, T, H, D)
+        k = self.wk(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
+        v = self.wv(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
+        q, k = self.q_norm(q), self.k_norm(k)
+        if self.rotary:
+            q, k = apply_rope(q, *rope), apply_rope(k, *rope)
+        y = attend(q, k, v, self.layer, cache, self.score_bias)                     # (B, T, H, D)
+        if hasattr(self, "gate"):
+            y = y * self.gate(x).sigmoid().view(B, T, self.n_head, -1)              # times (B, T, H, D or 1)
+        return self.wo(y.reshape(B, T, -1))                                         # (B, T, C)
+
+
+class MLP(nn.Module):
+    def __init__(self, d_model, d_ff):
+        super().__init__()
+        self.w_gate = nn.Linear(d_model, d_ff, bias=False)
+        self.w_up = nn.Linear(d_model, d_ff, bias=False)
+        self.w_down = nn.Linear(d_ff, d_model, bias=False)
+
+    def forward(self, x):
+        return self.w_down(F.silu(self.w_gate(x)) * self.w_up(x))
+
+
+class Block(nn.Module):
+    def __init__(self, c, layer):
+        super().__init__()
+        self.attn_norm = RMSNorm(c.d_model, c.norm_eps)
+        self.attn = Attention(c, layer)
+        self.mlp_norm = RMSNorm(c.d_model, c.norm_eps)
+        self.mlp = MLP(c.d_model, c.d_ff)
+
+    def forward(self, x, rope, cache=None):
+        x = x + self.attn(self.attn_norm(x), rope, cache)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Model(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = c = config
+        self.embed = nn.Embedding(c.vocab_size, c.d_model)
+        self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.n_layer))
+        self.final_norm = RMSNorm(c.d_model, c.norm_eps)
+        self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
+        if c.tie_embeddings:
+            self.head.weight = self.embed.weight
+        freqs = c.rope_theta ** (-torch.arange(0, c.d_head, 2, dtype=torch.float64) / c.d_head)
+        angles = torch.arange(c.max_len, dtype=torch.float64)[:, None, None] * freqs     # (max_len, 1, D/2)
+        self.register_buffer("cos", angles.cos().to(torch.get_default_dtype()), persistent=False)
+        self.register_buffer("sin", angles.sin().to(torch.get_default_dtype()), persistent=False)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self):
+        """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
+        for name, p in self.named_parameters():
+            module, last = name.split(".")[-2:]
+            if module.startswith("conv"):
+                bound = self.get_submodule(name.rpartition(".")[0]).weight[0].numel() ** -0.5
+                p.uniform_(-bound, bound)                                           # torch's own for convolutions
+            elif module == "position":
+                p.uniform_(0.0, 2.0 if last == "p" else 1.0)
+            elif module.endswith("norm"):
+                p.fill_(1.0)
+            elif module in ("wo", "w_down", "head") and self.config.zero_init:
+                p.zero_()
+            elif module in ("embed", "wq", "wk", "wv", "wo", "gate", "w_gate", "w_up", "w_down", "head"):
+                nn.init.trunc_normal_(p, std=0.02, a=-0.06, b=0.06)
+            else:
+                raise ValueError(f"init_weights does not know {name}")
+
+    def forward(self, idx, targets=None, cache=None):
+        """Logits of the next token, and the loss if targets are given.
+
+        idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
+        Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
+        z_loss * mean(logsumexp(logits)^2) added. Without targets loss is None; with them the logits carry no gradient.
+        ValueError if T exceeds max_len.
+        """
+        rope = self.rope(idx.size(1), cache)
+        x = self.embed(idx)                                                         # (B, T, C)
+        for block in self.blocks:
+            x = block(x, rope, cache)
+        return self.output(x, targets, cache)
+
+    def rope(self, T, cache):
+        """cos, sin (T, 1, D/2) of the next T positions."""
+        if T > self.config.max_len:
+            raise ValueError(f"{T} tokens are more than max_len {self.config.max_len}")
+        if cache is None:
+            return self.cos[:T], self.sin[:T]
+        at = cache.pos + torch.arange(T, device=cache.pos.device)
+        return self.cos[at], self.sin[at]
+
+    def output(self, x, targets, cache):
+        """Final norm, head and loss on x (B, T, C); advances the cache."""
+        logits = self.head(self.final_norm(x))                                      # (B, T, V)
+        if cache is not None:
+            cache.pos += x.size(1)
+        if targets is None:
+            return logits, None
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
+        loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
+        if self.training and self.config.z_loss:
+            loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
+        return logits.detach(), loss        # else backward also makes, fills and adds a gradient of all logits: 1% of a step
+
+    @torch.no_grad()
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
+        """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
+
+        temperature 0 takes the likeliest token; top_k keeps the k likeliest. compile=True compiles the decoding step.
+        ValueError if the result would be longer than max_len.
+        """
+        (B, T), total = idx.shape, idx.size(1) + max_new_tokens
+        if T == 0 or total > self.config.max_len:
+            raise ValueError(f"{T} + {max_new_tokens} tokens: at least 1 + 0 and at most max_len {self.config.max_len}")
+        cache, out = Cache(self, B, total), torch.cat((idx, idx.new_zeros(B, max_new_tokens)), dim=1)
+        step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
+        for t in range(T, total):
+            logits, _ = self.forward(idx, cache=cache) if t == T else step(out[:, t - 1:t].clone(), cache=cache)
+            scores = logits[:, -1].float()                                          # (B, V)
+            if top_k is not None:
+                kept = scores.topk(min(top_k, scores.size(-1))).values[:, -1:]
+                scores = scores.masked_fill(scores < kept, -math.inf)
+            if temperature == 0:
+                out[:, t] = scores.argmax(-1)
+            else:
+                out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
+        return out
+
+    def flops_per_token(self, T):
+        """Forward FLOPs per token at T tokens of context: matrix products and attention, by torch's counter."""
+        with torch.device("meta"):
+            model, idx = type(self)(self.config), torch.zeros(1, T, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            model(idx)
+        return counter.get_total_flops() / T
+
+    @torch.no_grad()
+    def watch(self, idx, modules):
+        """Outputs of some submodules in a forward pass on idx (B, T), in fp32 and in the order of their calls."""
+        seen = []
+        hooks = [m.register_forward_hook(lambda module, inputs, output: seen.append(output.float())) for m in modules]
+        self.forward(idx)
+        for hook in hooks:
+            hook.remove()
+        return seen
+
+    def stats(self, idx):
+        """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
+        biases = [block.attn.score_bias for block in self.blocks]
+        seen = torch.ones(idx.size(1), idx.size(1), device=idx.device).tril()
+        out = {"delta": [], "neighbours": []} if self.config.kernel else {}
+        for b, d in zip(biases, self.watch(idx, [b.delta for b in biases]) if out else []):     # D (B, H, T, T)
+            n = seen.sum(-1)
+            mean = (d * seen).sum(-1) / n                                           # (B, H, T)
+            out["delta"].append((((d - mean[..., None]).square() * seen).sum(-1) / n).sqrt().mean().item())
+            w = next(b.delta.parameters()).flatten(2).square()                      # (width or 1, C or 1, kernel)
+            out["neighbours"].append(1 - (w[..., self.config.kernel // 2].sum() / w.sum()).item())
+        if self.config.position == "kerple":
+            out |= {f"kerple_{name}": [getattr(b.position, name).mean().item() for b in biases] for name in "pa"}
+        return out
+
+
+if __name__ == "__main__":                      # prints size and cost, and how far the neutral setting is from gpt.py
+    import pathlib
+    import runpy
+
+    def neutral(model):
+        for block in model.blocks:
+            block.attn.score_bias.delta.conv_out.weight.zero_()
+
+    report = runpy.run_path(str(pathlib.Path(__file__).with_name("__init__.py")))["report"]
+    report(Model, Config, neutral, position="rope")
