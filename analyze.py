@@ -535,7 +535,11 @@ def mix_weights(model, record):
 def observe(model, idx, targets, quiet):
     """{name: tensor, a mean over the tokens of idx (B, T)}: everything that probe() finishes into numbers."""
     heads = []
-    with recorded(model) as record, SeeAttention(lambda weights: heads.append(attention_numbers(weights, quiet))):
+
+    def whole(weights):                                                             # not those of sambay's windows, in blocks
+        if weights.size(0) == len(idx) and weights.shape[2:] == 2 * idx.shape[1:]:
+            heads.append(attention_numbers(weights, quiet))
+    with recorded(model) as record, SeeAttention(whole):
         model(idx)
     hidden, L = record.hidden, len(model.blocks)
     if len(record.reads) != 2 * L + 1 or len(record.outputs) != 2 * L + 1:
@@ -553,7 +557,7 @@ def observe(model, idx, targets, quiet):
         out |= dict(zip(("entropy", "sink", "active"), (torch.stack(x) for x in zip(*heads))))
     for name, inputs in record.streams.items() if L > 1 else ():
         out[f"adjacent.{name}"] = torch.stack([cosine(a, b) for a, b in zip(inputs, inputs[1:])])
-    if record.gates:
+    if len(record.gates) == L:
         out["gate"] = torch.stack([g.mean((0, 1, 3)) for g in record.gates])
     if record.called["value_gate"]:
         out["value_gate"] = torch.stack([a.mean((0, 1)) for a in record.called["value_gate"]])
@@ -654,6 +658,7 @@ def measure(model, batches, quiet_ids):
     maps = []
     with SeeAttention(lambda weights: maps.append(weights[0])):
         model(batches[0][0][:1, :32])
+    maps = maps if len(maps) == len(model.blocks) else []                            # sambay's other mixers have none
     out["maps"] = [[[[round(x, 4) for x in row] for row in head] for head in layer.tolist()] for layer in maps]
     return out
 

@@ -140,6 +140,18 @@ def theory(model, T=None, base=None):
             return L * (c.kernel + bias), L * 2 * T * H * c.kernel, L * T * 2 * H
         channels = H * (1 + biased) + H
         return L * ((channels * c.kernel + 1) * c.width + bias), L * 2 * T * c.width * c.kernel * channels, L * T * (2 * H + c.width)
+    if name == "sambay":                # other mixers in place of attention; conv, scan, skip and gate of Mamba
+        E, N, T = c.d_inner, c.d_state, T or c.max_len
+        cross = 2 * d * d + d * {"none": 0, "elementwise": d, "headwise": c.n_head}[c.gate]
+        full, mamba = cross + 2 * d * kv, 3 * d * E + 2 * E * -(-d // 16) + 2 * E * N
+        matrices = {"mamba": mamba, "window": full, "full": full, "gmu": 2 * d * E + E * E * (c.gmu == "sigmoid"), "cross": cross}
+        vectors = {"mamba": E * (N + c.d_conv + 3), "window": 2 * c.d_head * c.qk_norm, "full": 2 * c.d_head * c.qk_norm,
+                   "cross": c.d_head * c.qk_norm, "gmu": 0}
+        keys = {"window": min(c.window, T), "full": T, "cross": T, "mamba": 0, "gmu": 0}
+        mixing = {"mamba": E * (7 * N + 2 * c.d_conv + 3), "gmu": E * (1 + (c.gmu == "sigmoid"))}
+        params = sum(matrices[m] + vectors[m] for m in c.mixers) - L * (full + vectors["full"])
+        flops = sum(2 * matrices[m] + 4 * d * keys[m] + mixing.get(m, 0) for m in c.mixers) - L * (2 * full + 4 * d * T)
+        return params, flops, c.mixers.count("gmu") * E
 
 
 class Row:

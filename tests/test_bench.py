@@ -95,6 +95,24 @@ def test_models_with_another_mlp_are_compared_with_the_usual_gpt(name, preset):
     assert name == "muddpythia" or flops == rows[1].flops - rows[0].flops
 
 
+@pytest.mark.parametrize("options", [dict(), dict(n_layer=12, window=16, gate="headwise"), dict(n_layer=8, gmu="sigmoid", d_state=5, d_conv=3),
+                                     dict(n_layer=8, gmu="none", qk_norm=False, gate="elementwise")], ids=str)
+def test_formulas_of_sambay(options):
+    """Parameters exactly, and FLOPs at two lengths: the counter sees matrix products, and blocks of queries whose windows
+    together are 2 window - 1 keys wide."""
+    model = models.build("sambay", **{**SHAPE, **options})
+    c, E, of = model.config, 2 * SHAPE["d_model"], model.config.mixers.count
+    base = models.build("gpt", **SHAPE | dict(n_layer=c.n_layer, gate=c.gate, qk_norm=c.qk_norm))
+    mixing = of("mamba") * E * (7 * c.d_state + 2 * c.d_conv + 3) + of("gmu") * E * (2 if c.gmu == "sigmoid" else 1)
+    for T in (64, 32):
+        params, flops, read = bench.theory(model, T)
+        assert params == sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in base.parameters())
+        beyond = of("window") * 4 * SHAPE["d_model"] * (c.window - 1) if c.window < T else 0
+        assert model.flops_per_token(T) - base.flops_per_token(T) == flops - mixing + beyond
+        assert read == of("gmu") * E
+    assert bench.theory(model) == bench.theory(model, 64)
+
+
 def test_every_model_has_its_formulas():
     for name in set(models.names()) - {"gpt"}:
         assert bench.theory(models.build(name, **SHAPE)) is not None or name not in (ROOT / "README.md").read_text()

@@ -37,6 +37,8 @@ CASES = [(name, {}) for name in models.names()] + [
     ("dape", dict(position="rope", kernel=5)), ("dape", dict(position="alibi", gate="elementwise")), ("dape", dict(position="none", width=8)),
     ("dape", dict(conv="heads")), ("dape", dict(conv="heads", position="rope", kernel=7, n_kv_head=4)), ("dape", dict(kernel=1)),
     ("dape", dict(kernel=0)),
+    ("sambay", dict(n_layer=8, window=5, scan_chunk=4)), ("sambay", dict(n_layer=6, window=2, gmu="none", gate="headwise")),
+    ("sambay", dict(n_layer=5, gmu="sigmoid", qk_norm=False, d_conv=1, d_state=3, scan_chunk=1)),
 ]
 IDS = ["-".join([name, *(f"{k}={v}" for k, v in options.items())]) for name, options in CASES]
 every_case = pytest.mark.parametrize("name, options", CASES, ids=IDS)
@@ -194,7 +196,8 @@ def test_optimizer_groups_are_a_partition(name, options):
         assert names[id(p)].startswith("blocks.") or names[id(p)] == "anchor.proj.weight"
     for p in rest:
         key = names[id(p)]
-        assert p.ndim < 2 or key in ("embed.weight", "pos_embed.weight", "head.weight", "depth_attention.query") or "lambda" in key or key.startswith("aggregate.") or ".sim_" in key or "_connection." in key or ".score_bias." in key
+        assert p.ndim < 2 or key in ("embed.weight", "pos_embed.weight", "head.weight", "depth_attention.query") or "lambda" in key or key.startswith("aggregate.") or ".sim_" in key or "_connection." in key or ".score_bias." in key or key.endswith(
+            (".A_log", ".conv_weight"))
 
 
 @pytest.mark.parametrize("name, options", [(name, {}) for name in models.names()] + [
@@ -282,7 +285,7 @@ def test_initial_values(name):
             assert (p == 0).all(), key
         elif key.split(".")[-2].endswith("norm"):
             assert (p == 1).all(), key
-        elif p.ndim == 2 and "lambda" not in key and not key.endswith((".a", "w1.weight")) and ".sim_" not in key and "_connection." not in key:
+        elif p.ndim == 2 and "lambda" not in key and not key.endswith((".a", "w1.weight", ".A_log", ".conv_weight", ".w_dt.weight")) and ".sim_" not in key and "_connection." not in key:
             assert 0.015 < p.std() < 0.025 and p.abs().max() <= 0.06 + 1e-6, key
     loose = models.build(name, **TINY, zero_init=False)
     assert loose.head.weight.std() > 0.015 and loose.blocks[0].attn.wo.weight.std() > 0.015
@@ -342,7 +345,9 @@ BAD = [("gpt", dict(n_head=5)), ("gpt", dict(n_kv_head=3)), ("gpt", dict(gate="x
        ("gpt3", dict(n_head=5)), ("gpt3", dict(n_kv_head=3)), ("gpt3", dict(max_len=0)), ("gpt3", dict(rope_theta=1e4)),
        ("pythia", dict(d_model=48)), ("pythia", dict(rope_theta=0.0)), ("muddpythia", dict(n_layer=1)),
        ("dape", dict(position="x")), ("dape", dict(conv="x")), ("dape", dict(kernel=2)), ("dape", dict(kernel=-1)), ("dape", dict(width=0)),
-       ("dape", dict(kernel=0, width=8)), ("dape", dict(conv="heads", width=8)), ("dape", dict(conv="heads", kernel=9)), ("nonsense", {})]
+       ("dape", dict(kernel=0, width=8)), ("dape", dict(conv="heads", width=8)), ("dape", dict(conv="heads", kernel=9)),
+       ("sambay", dict(window=1)), ("sambay", dict(gmu="x")), ("sambay", dict(n_layer=1)), ("sambay", dict(scan_chunk=0)),
+       ("nonsense", {})]
 
 
 @pytest.mark.parametrize("name, options", BAD)

@@ -1,0 +1,471 @@
+"""SambaY: the first half of the layers makes one memory, the second half only reads it.   arXiv:2507.06607
+
+A decoder-hybrid-decoder. The self-decoder alternates Mamba and sliding-window attention, and ends with one more Mamba layer
+and the only full attention. The cross-decoder keeps nothing per token: its cross-attention reads the keys and values of
+that one full attention, and its gated memory units (GMU, in place of every other cross-attention of YOCO) read what that
+last Mamba layer read out of its state for the same token. There are no positions (NoPE).
+Block i = 0 .. L - 1 is x <- x + mixer_i(a), a = norm(x), then the MLP as in gpt.py; with h = 2 (L // 4) the mixers are
+    i < h         mamba and window in turn      window: attention over the last `window` tokens, the own one included
+    h, h + 1      mamba, full                   M <- y of this Mamba layer;  k, v <- those of this attention
+    i > h + 1     gmu and cross in turn         cross: wo( softmax(norm(wq(a)) k^T / sqrt(d_head) + causal) v )
+GMU      mixer = wo( silu(w_gate(a)) * M )                                               per token: earlier M are not needed
+Mamba    mixer = wo( silu(w_z(a)) * y ),  y = s read + D * u,  s <- exp(dt A) * s + (dt * u) write^T,  A = -exp(A_log)
+         u = silu(conv(w_x(a))),  dt = softplus(w_dt(w_rank(u)) + dt_bias),  write = w_write(u),  read = w_read(u)
+with E = 2 d_model channels in u, dt, y, M and z, N = d_state numbers in write and read, and a state s (E, N) per sequence.
+The scan over s takes the steps of all chunks of `scan_chunk` tokens at once; backward repeats it, so no states are kept.
+torch.compile unrolls its 2 scan_chunk + T / scan_chunk steps: minutes to compile, then on a CPU several times eager's speed.
+Costs per layer about 6 d^2 (Mamba), 4 d^2 (GMU, attention), 2 d^2 (cross-attention). Decoding holds keys and values of all
+tokens once, and in the other layers of the self-decoder a window or a state; prompts take linear time (Model.prefill).
+
+Changed from gpt.py: Config, Config.__post_init__, apply_rope, Cache, Cache.__init__, Attention.__init__,
+    Attention.forward, Block.__init__, Block.forward, Model.__init__, Model.init_weights, Model.forward, Model.rope,
+    Model.generate, Model.stats
+Equal to gpt.py when: never. It has no positions, and a Mamba layer is no attention.
+Optimizer: A_log, D, dt_bias and the convolution go to AdamW without decay, the matrices of all mixers to Muon.
+Paper and code: the code asks for L a multiple of 4, which h = L / 2 is made for. It draws w_dt from N(0, 0.02) unless it
+    trains with muP; here U(+-1/sqrt(rank)) as in Mamba. With QK norm (off in its models: qk_norm=False) it leaves the
+    queries of cross-attention as they are; here they are normalised. Its MLPs are 4 d_model wide.
+Paper and text: an explanatory text reads the sigma of the paper's GMU, which is SiLU, as a sigmoid, has it gate by the
+    memory instead of the layer's input, and adds the gated memory to the hidden state of a later SSM. The later layers have
+    no SSM, so gmu="sigmoid" adds it to a projection: mixer = wo( w_in(a) + sigmoid(w_gate(M)) * M ), with E^2 more
+    parameters. It takes M for the SSM's hidden state, which has N times as many numbers; paper and code take y.
+Baseline of the paper: gmu="none" is Samba+YOCO, with cross-attention in place of the GMUs.
+"""
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+
+@dataclass
+class Config:
+    vocab_size: int = 50304         # token ids are 0 .. vocab_size-1
+    n_layer: int = 12               # blocks; each is a mixer + MLP; the paper's depths are multiples of 4
+    n_head: int = 12                # query heads; d_head = d_model / n_head
+    n_kv_head: int | None = None    # key/value heads, each shared by n_head / n_kv_head query heads; None: n_head
+    d_model: int = 768              # width of the residual stream
+    d_ff: int | None = None         # hidden width of the SwiGLU MLP; None: 8/3 d_model rounded up to a multiple of 64
+    max_len: int = 2048             # longest sequence, in training and in generation
+    norm_eps: float = 1e-6          # added to the mean square in every RMSNorm
+    tie_embeddings: bool = False    # head and embedding share one matrix
+    z_loss: float = 0.0             # weight of mean(logsumexp(logits)^2), in training only
+    qk_norm: bool = True            # RMSNorm on each head of q and k
+    gate: str = "none"              # gated attention: none | elementwise | headwise
+    zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
+    window: int = 128               # tokens that sliding-window attention sees, the current one included
+    d_state: int = 16               # numbers in the state of each of the 2 d_model channels of a Mamba layer
+    d_conv: int = 4                 # taps of Mamba's causal convolution
+    gmu: str = "silu"               # silu (the paper) | sigmoid (the explanatory text) | none: cross-attention instead
+    scan_chunk: int = 32            # tokens per chunk of the scan: speed, memory and rounding, no other effect
+
+    def __post_init__(self):
+        if self.n_kv_head is None:
+            self.n_kv_head = self.n_head
+        if self.d_ff is None:
+            self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64)
+        for name in ("vocab_size", "n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "max_len", "d_state", "d_conv",
+                     "scan_chunk"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        if self.d_model % self.n_head:
+            raise ValueError(f"d_model {self.d_model} must be a multiple of n_head {self.n_head}")
+        if self.n_head % self.n_kv_head:
+            raise ValueError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}")
+        if self.gate not in ("none", "elementwise", "headwise"):
+            raise ValueError(f"gate must be none, elementwise or headwise, not {self.gate!r}")
+        if self.gmu not in ("silu", "sigmoid", "none"):
+            raise ValueError(f"gmu must be silu, sigmoid or none, not {self.gmu!r}")
+        if self.n_layer < 2:
+            raise ValueError(f"n_layer must be at least 2, a Mamba layer and the full attention, not {self.n_layer}")
+        if self.window < 2:
+            raise ValueError(f"window must be at least 2, the current token and one before it, not {self.window}")
+
+    @property
+    def d_head(self):
+        return self.d_model // self.n_head
+
+    @property
+    def d_inner(self):
+        return 2 * self.d_model
+
+    @property
+    def mixers(self):
+        """What the blocks mix tokens with: mamba, window, full, gmu or cross, n_layer times."""
+        own, shared = ["mamba", "window"] * (self.n_layer // 4), ["cross" if self.gmu == "none" else "gmu", "cross"]
+        return (own + ["mamba", "full"] + shared * self.n_layer)[:self.n_layer]
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; statistics in fp32 or better."""
+
+    def __init__(self, dim, eps):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x):
+        y = x.to(torch.promote_types(x.dtype, torch.float32))
+        return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps) * self.weight).type_as(x)
+
+
+class Cache:
+    """What decoding remembers, preallocated: `k`, `v` of every layer; `pos` () counts the tokens held.
+
+    Full attention: all keys and values (B, K, max_len, D). Window: those of the last window - 1 tokens. Mamba: the last
+    inputs of the convolution (B, d_conv - 1, E), and the state (B, E, N) in fp32 or better. Cross-decoder: nothing.
+    Model.forward advances it. Its shapes never change, so that a decoding step compiles once.
+    """
+
+    def __init__(self, model, batch_size, max_len):
+        c, like = model.config, model.embed.weight
+        kind = like.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else like.dtype
+        held = {"full": (c.n_kv_head, max_len, c.d_head), "window": (c.n_kv_head, c.window - 1, c.d_head)}
+        self.k, self.v = [], []
+        for mixer in c.mixers:
+            mamba = mixer == "mamba"
+            k, v = ((c.d_conv - 1, c.d_inner), (c.d_inner, c.d_state)) if mamba else [held.get(mixer, (0,))] * 2
+            wide = torch.promote_types(dtype, torch.float32) if mamba else dtype
+            self.k.append(torch.zeros(batch_size, *k, dtype=dtype, device=like.device))
+            self.v.append(torch.zeros(batch_size, *v, dtype=wide, device=like.device))
+        self.pos = torch.zeros((), dtype=torch.long, device=like.device)
+
+    def append(self, layer, k, v):
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and who sees whom (T, max_len)."""
+        at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
+        self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
+        self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
+        seen = torch.arange(self.k[layer].size(2), device=k.device) <= at[:, None]   # (T, max_len)
+        return self.k[layer], self.v[layer], seen
+
+    def roll(self, kept, new, dim):
+        """What `kept` held, followed by the new tokens along dim; it goes on holding as many as before, the last."""
+        both = torch.cat((kept.type_as(new), new), dim)
+        kept.copy_(both.narrow(dim, new.size(dim), kept.size(dim)))
+        return both
+
+
+def attend(q, k, v, layer, cache):
+    """Causal attention of q (B, T, H, D) over k, v (B, T, K, D), and over what the cache holds -> (B, T, H, D)."""
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T, D)
+    gqa = q.size(1) != k.size(1)
+    if cache is None:
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
+    else:
+        k, v, seen = cache.append(layer, k, v)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=gqa)
+    return y.transpose(1, 2)
+
+
+def attend_window(q, k, v, layer, cache, window):
+    """attend() to the last `window` tokens only, in time and memory linear in T: in blocks of `window` queries."""
+    B, T, H, D = q.shape
+    if cache is None and T <= window:
+        return attend(q, k, v, layer, cache)
+    n, past = min(window, T), window - 1                                            # queries in a block; keys before it
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T, D)
+    if cache is None:
+        k, v, start = F.pad(k, (0, 0, past, 0)), F.pad(v, (0, 0, past, 0)), 0
+    else:
+        k, v, start = cache.roll(cache.k[layer], k, 2), cache.roll(cache.v[layer], v, 2), cache.pos
+    fill = (0, 0, 0, -T % n)
+    q = F.pad(q, fill).unflatten(2, (-1, n)).transpose(1, 2)                        # (B, blocks, H, n, D)
+    k, v = (F.pad(t, fill).unfold(2, past + n, n).permute(0, 2, 1, 4, 3) for t in (k, v))   # (B, blocks, K, past + n, D)
+    block, i, j = (torch.arange(m, device=q.device) for m in (q.size(1), n, past + n))
+    seen = (j >= i[:, None]) & (j <= i[:, None] + past)                             # query i is at key i + past
+    seen = seen & (start + n * block[:, None, None] + j >= past)                    # (blocks, n, past + n): none before token 0
+    seen = seen[:, None].expand(B, -1, -1, -1, -1).flatten(0, 1)                    # (B blocks, 1, n, past + n)
+    q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=q.size(1) != k.size(1))
+    return y.transpose(1, 2).reshape(B, -1, H, D)[:, :T]
+
+
+class Attention(nn.Module):
+    def __init__(self, c, layer):
+        super().__init__()
+        self.layer, self.n_head, self.n_kv_head, self.d_head = layer, c.n_head, c.n_kv_head, c.d_head
+        self.kind, self.window, self.shared_layer = c.mixers[layer], c.window, c.mixers.index("full")
+        self.wq = nn.Linear(c.d_model, c.n_head * c.d_head, bias=False)
+        self.wo = nn.Linear(c.n_head * c.d_head, c.d_model, bias=False)
+        self.q_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
+        if self.kind != "cross":
+            self.wk = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False)
+            self.wv = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False)
+            self.k_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
+        if c.gate != "none":
+            self.gate = nn.Linear(c.d_model, c.n_head * (c.d_head if c.gate == "elementwise" else 1), bias=False)
+
+    def keys_values(self, x):
+        k, v = (w(x).unflatten(-1, (self.n_kv_head, self.d_head)) for w in (self.wk, self.wv))
+        return self.k_norm(k), v                                                    # (B, T, K, D) each
+
+    def forward(self, x, shared, cache=None):
+        B, T, _ = x.shape
+        q = self.q_norm(self.wq(x).view(B, T, self.n_head, self.d_head))            # (B, T, H, D)
+        k, v = shared["kv"] if self.kind == "cross" else self.keys_values(x)        # (B, T, K, D)
+        if self.kind == "full":
+            shared["kv"] = k, v
+        if self.kind == "window":
+            y = attend_window(q, k, v, self.layer, cache, self.window)              # (B, T, H, D)
+        else:
+            y = attend(q, k, v, self.shared_layer, cache)                           # cross stores the same k, v once more
+        if hasattr(self, "gate"):
+            y = y * self.gate(x).sigmoid().view(B, T, self.n_head, -1)              # times (B, T, H, D or 1)
+        return self.wo(y.reshape(B, T, -1))                                         # (B, T, C)
+
+
+def recur(dt, u, write, read, A, state):
+    """s <- exp(dt A) s + (dt u) write^T along dim 2, for n chunks at once, from their states (B, n, E, N).
+
+    dt, u: (B, n, T, E); write, read: (B, n, T, N). Returns y = s read (B, n, T, E), if there is a read, and the last states.
+    """
+    y, dtu = [], dt * u
+    for t in range(dt.size(2)):
+        add = dtu[:, :, t, :, None] * write[:, :, t, None]                          # (B, n, E, N)
+        state = torch.addcmul(add, torch.exp(dt[:, :, t, :, None] * A), state)
+        if read is not None:
+            y.append((state * read[:, :, t, None]).sum(-1))
+    return torch.stack(y, dim=2) if y else None, state
+
+
+def selective_scan(dt, u, write, read, A, state, chunk):
+    """s_t = exp(dt_t A) s_{t-1} + (dt_t u_t) write_t^T -> y_t = s_t read_t (B, T, E), and the last state (B, E, N).
+
+    dt, u: (B, T, E); write, read: (B, T, N); A: (E, N), negative; state: (B, E, N), before the first token.
+    All chunks run side by side, twice: from zero, which tells what each adds to the state, then from their true states:
+    2 chunk + T / chunk steps instead of T. No division by a decay, which would overflow.
+    """
+    T, chunk = dt.size(1), min(chunk, dt.size(1))
+    dt, u, write, read = (F.pad(x, (0, 0, 0, -T % chunk)).unflatten(1, (-1, chunk)) for x in (dt, u, write, read))
+    states = [state]                                                                # padding has dt = 0: the state stays
+    if dt.size(1) > 1:
+        _, added = recur(dt, u, write, None, A, torch.zeros_like(state)[:, None])   # (B, n, E, N)
+        decay = torch.exp(dt.sum(2)[..., None] * A)                                 # of whole chunks
+        for i in range(dt.size(1) - 1):
+            states.append(torch.addcmul(added[:, i], decay[:, i], states[-1]))
+    y, state = recur(dt, u, write, read, A, torch.stack(states, dim=1))
+    return y.flatten(1, 2)[:, :T], state[:, -1]
+
+
+class Mamba(nn.Module):
+    def __init__(self, c, layer):
+        super().__init__()
+        self.layer, self.chunk, rank = layer, c.scan_chunk, math.ceil(c.d_model / 16)
+        self.w_x = nn.Linear(c.d_model, c.d_inner, bias=False)
+        self.w_z = nn.Linear(c.d_model, c.d_inner, bias=False)
+        self.conv_weight = nn.Parameter(torch.empty(c.d_conv, c.d_inner))           # the last tap meets the current token
+        self.conv_bias = nn.Parameter(torch.empty(c.d_inner))
+        self.w_rank = nn.Linear(c.d_inner, rank, bias=False)
+        self.w_dt = nn.Linear(rank, c.d_inner, bias=False)
+        self.dt_bias = nn.Parameter(torch.empty(c.d_inner))
+        self.w_write = nn.Linear(c.d_inner, c.d_state, bias=False)                  # B in the paper
+        self.w_read = nn.Linear(c.d_inner, c.d_state, bias=False)                   # C in the paper
+        self.A_log = nn.Parameter(torch.empty(c.d_inner, c.d_state))
+        self.D = nn.Parameter(torch.empty(c.d_inner))
+        self.wo = nn.Linear(c.d_inner, c.d_model, bias=False)
+
+    def forward(self, x, shared, cache=None):
+        B, T, wide = *x.shape[:2], torch.promote_types(x.dtype, torch.float32)
+        u, z = self.w_x(x), self.w_z(x)                                             # (B, T, E)
+        if cache is None:
+            u = F.pad(u, (0, 0, len(self.conv_weight) - 1, 0))
+        else:
+            u = cache.roll(cache.k[self.layer], u, 1)
+        u = F.silu(sum((u[:, j:j + T] * w for j, w in enumerate(self.conv_weight)), start=self.conv_bias))
+        dt, u, write, read = (t.to(wide) for t in (self.w_dt(self.w_rank(u)), u, self.w_write(u), self.w_read(u)))
+        dt, A = F.softplus(dt + self.dt_bias), -torch.exp(self.A_log)
+        state = u.new_zeros(B, *A.shape) if cache is None else cache.v[self.layer]
+        if torch.is_grad_enabled():                                                 # autograd would keep the states of all tokens
+            y, state = checkpoint(selective_scan, dt, u, write, read, A, state, self.chunk, use_reentrant=False,
+                                  preserve_rng_state=False)
+        else:
+            y, state = selective_scan(dt, u, write, read, A, state, self.chunk)
+        memory = shared["memory"] = (y + self.D * u).type_as(z)                     # the last Mamba layer's is the one that stays
+        if cache is not None:
+            cache.v[self.layer].copy_(state)
+        return self.wo(memory * F.silu(z))                                          # (B, T, C)
+
+
+class GMU(nn.Module):
+    """Gated memory unit: what the last Mamba layer read for a token, through a gate of this layer."""
+
+    def __init__(self, c, layer):
+        super().__init__()
+        if c.gmu == "sigmoid":
+            self.w_in = nn.Linear(c.d_model, c.d_inner, bias=False)
+        self.w_gate = nn.Linear(c.d_inner if c.gmu == "sigmoid" else c.d_model, c.d_inner, bias=False)
+        self.wo = nn.Linear(c.d_inner, c.d_model, bias=False)
+
+    def forward(self, x, shared, cache=None):
+        memory = shared["memory"]                                                   # (B, T, E)
+        if hasattr(self, "w_in"):
+            return self.wo(self.w_in(x) + self.w_gate(memory).sigmoid() * memory)
+        return self.wo(F.silu(self.w_gate(x)) * memory)                             # (B, T, C)
+
+
+class MLP(nn.Module):
+    def __init__(self, d_model, d_ff):
+        super().__init__()
+        self.w_gate = nn.Linear(d_model, d_ff, bias=False)
+        self.w_up = nn.Linear(d_model, d_ff, bias=False)
+        self.w_down = nn.Linear(d_ff, d_model, bias=False)
+
+    def forward(self, x):
+        return self.w_down(F.silu(self.w_gate(x)) * self.w_up(x))
+
+
+class Block(nn.Module):
+    def __init__(self, c, layer):
+        super().__init__()
+        self.attn_norm = RMSNorm(c.d_model, c.norm_eps)
+        self.attn = {"mamba": Mamba, "gmu": GMU}.get(c.mixers[layer], Attention)(c, layer)     # whatever mixes the tokens
+        self.mlp_norm = RMSNorm(c.d_model, c.norm_eps)
+        self.mlp = MLP(c.d_model, c.d_ff)
+
+    def forward(self, x, shared, cache=None):
+        x = x + self.attn(self.attn_norm(x), shared, cache)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Model(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = c = config
+        self.embed = nn.Embedding(c.vocab_size, c.d_model)
+        self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.n_layer))
+        self.final_norm = RMSNorm(c.d_model, c.norm_eps)
+        self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
+        if c.tie_embeddings:
+            self.head.weight = self.embed.weight
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self):
+        """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
+        for name, p in self.named_parameters():
+            module, last = name.split(".")[-2:]
+            if last == "A_log":
+                p.copy_(torch.arange(1, p.size(1) + 1).log().expand_as(p))
+            elif last == "D":
+                p.fill_(1.0)
+            elif last == "dt_bias":
+                dt = torch.empty_like(p).uniform_(math.log(1e-3), math.log(1e-1)).exp()
+                p.copy_(dt + torch.log(-torch.expm1(-dt)))                          # softplus(p) = dt
+            elif last == "conv_weight":
+                nn.init.uniform_(p, -len(p) ** -0.5, len(p) ** -0.5)
+            elif last == "conv_bias":
+                p.zero_()
+            elif module == "w_dt":
+                nn.init.uniform_(p, -p.size(1) ** -0.5, p.size(1) ** -0.5)
+            elif module.endswith("norm"):
+                p.fill_(1.0)
+            elif module in ("wo", "w_down", "head") and self.config.zero_init:
+                p.zero_()
+            elif module in ("embed", "wq", "wk", "wv", "wo", "gate", "w_gate", "w_up", "w_down", "head", "w_x", "w_z", "w_rank",
+                            "w_write", "w_read", "w_in"):
+                nn.init.trunc_normal_(p, std=0.02, a=-0.06, b=0.06)
+            else:
+                raise ValueError(f"init_weights does not know {name}")
+
+    def forward(self, idx, targets=None, cache=None):
+        """Logits of the next token, and the loss if targets are given.
+
+        idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
+        Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
+        z_loss * mean(logsumexp(logits)^2) added. Without targets loss is None; with them the logits carry no gradient.
+        ValueError if T exceeds max_len.
+        """
+        if idx.size(1) > self.config.max_len:
+            raise ValueError(f"{idx.size(1)} tokens are more than max_len {self.config.max_len}")
+        x, shared = self.embed(idx), {}                                             # (B, T, C); "memory" and "kv", once made
+        for block in self.blocks:
+            x = block(x, shared, cache)
+        return self.output(x, targets, cache)
+
+    def prefill(self, idx, cache):
+        """Takes idx (B, T) into the cache without logits. Later tokens need nothing of these beyond keys and values of the
+        full attention, so neither its attention nor the cross-decoder runs: the time is linear in T."""
+        x, full = self.embed(idx), self.config.mixers.index("full")
+        for block in self.blocks[:full]:
+            x = block(x, {}, cache)
+        k, v = self.blocks[full].attn.keys_values(self.blocks[full].attn_norm(x))
+        cache.append(full, k.transpose(1, 2), v.transpose(1, 2))
+        cache.pos += idx.size(1)
+
+    def output(self, x, targets, cache):
+        """Final norm, head and loss on x (B, T, C); advances the cache."""
+        logits = self.head(self.final_norm(x))                                      # (B, T, V)
+        if cache is not None:
+            cache.pos += x.size(1)
+        if targets is None:
+            return logits, None
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
+        loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
+        if self.training and self.config.z_loss:
+            loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
+        return logits.detach(), loss        # else backward also makes, fills and adds a gradient of all logits: 1% of a step
+
+    @torch.no_grad()
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
+        """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
+
+        temperature 0 takes the likeliest token; top_k keeps the k likeliest. compile=True compiles the decoding step.
+        ValueError if the result would be longer than max_len.
+        """
+        (B, T), total = idx.shape, idx.size(1) + max_new_tokens
+        if T == 0 or total > self.config.max_len:
+            raise ValueError(f"{T} + {max_new_tokens} tokens: at least 1 + 0 and at most max_len {self.config.max_len}")
+        cache, out = Cache(self, B, total), torch.cat((idx, idx.new_zeros(B, max_new_tokens)), dim=1)
+        step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
+        if T > 1:
+            self.prefill(idx[:, :-1], cache)
+        for t in range(T, total):
+            logits, _ = (self.forward if t == T else step)(out[:, t - 1:t].clone(), cache=cache)
+            scores = logits[:, -1].float()                                          # (B, V)
+            if top_k is not None:
+                kept = scores.topk(min(top_k, scores.size(-1))).values[:, -1:]
+                scores = scores.masked_fill(scores < kept, -math.inf)
+            if temperature == 0:
+                out[:, t] = scores.argmax(-1)
+            else:
+                out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
+        return out
+
+    def flops_per_token(self, T):
+        """Forward FLOPs per token at T tokens of context: matrix products and attention, by torch's counter."""
+        with torch.device("meta"):
+            model, idx = type(self)(self.config), torch.zeros(1, T, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            model(idx)
+        return counter.get_total_flops() / T
+
+    @torch.no_grad()
+    def watch(self, idx, modules):
+        """Outputs of some submodules in a forward pass on idx (B, T), in fp32 and in the order of their calls."""
+        seen = []
+        hooks = [m.register_forward_hook(lambda module, inputs, output: seen.append(output.float())) for m in modules]
+        self.forward(idx)
+        for hook in hooks:
+            hook.remove()
+        return seen
+
+    def stats(self, idx):
+        """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
+        mambas, gmus = ([block.attn for block in self.blocks if isinstance(block.attn, kind)] for kind in (Mamba, GMU))
+        raw = self.watch(idx, [layer.w_dt for layer in mambas] + [layer.w_gate for layer in gmus])
+        steps = [F.softplus(dt + layer.dt_bias).mean().item() for dt, layer in zip(raw, mambas)]
+        gate = F.silu if self.config.gmu == "silu" else torch.sigmoid
+        gates = [gate(g).abs().mean().item() for g in raw[len(mambas):]]
+        return {"dt": steps, "memory_gate": gates} if gates else {"dt": steps}
+
+
+if __name__ == "__main__":                      # prints size and cost
+    import pathlib
+    import runpy
+
+    report = runpy.run_path(str(pathlib.Path(__file__).with_name("__init__.py")))["report"]
+    report(Model, Config)
