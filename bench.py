@@ -4,6 +4,7 @@
     python bench.py --preset exo-450m --batch 16                  a paper's shape
     python bench.py --models muddformer attnres:block_size=8      some models, with options of theirs
     python bench.py --models muddformer --profile trace.json      where one model's step spends its time
+    python bench.py --models sambay --decode 1024 8192 32768      decoding after long contexts, and what the cache holds
     python bench.py --models gpt --preset exo-1b --ranks 1 8 64   memory and communication on so many GPUs, by formula
 
 A training step is forward, backward and optimizer on fixed random tokens; every round runs one step of every model, so
@@ -172,14 +173,18 @@ class Row:
         self.flops = self.model.flops_per_token(args.seq_len)
         self.times, self.decode_times = [], []
 
-    def start(self, device, shared):
-        """Random weights on the device, optimizers, and the first step, which compiles."""
+    def place(self, device, shared):
+        """Random weights on the device."""
         self.device, (self.idx, self.targets) = device, shared
         with torch.no_grad():
             for p in self.model.parameters():                                       # zeros are quicker to multiply
                 p.add_(torch.randn_like(p) * 0.02)
         self.model.to(device).train()
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=self.args.dtype == "bf16")
+
+    def start(self, device, shared):
+        """Optimizers, and the first step, which compiles."""
+        self.place(device, shared)
         self.optimizers = muon.optimizers(self.model, "muon", 0.005, 0.001, 0.1, None,
                                           torch.bfloat16 if self.args.dtype == "bf16" else None)
         if self.args.compile:
@@ -237,6 +242,23 @@ class Row:
             seconds.append(self.now() - begin)
         self.model.train()
         return seconds[0], (seconds[1] - seconds[0]) / (self.args.new_tokens - 1)
+
+    def cache(self, length):
+        """A cache for batch 1, and all tensors in it but the position."""
+        with self.autocast:
+            cache = models.module(self.name).Cache(self.model, 1, length)
+        return cache, [t for held in vars(cache).values() if isinstance(held, list) for t in held]
+
+    @torch.no_grad()
+    def decode_after(self, step, cache, context):
+        """Seconds per token, greedy, batch 1; step: the model's forward, perhaps compiled."""
+        token = self.idx[:1, :1]
+        cache.pos.fill_(context)
+        begin = self.now()
+        with self.autocast:
+            for _ in range(self.args.new_tokens):
+                token = step(token, cache=cache)[0][:, -1:].argmax(-1)
+        return (self.now() - begin) / self.args.new_tokens
 
 
 def quickest(device, work, repeats=10):
@@ -379,6 +401,35 @@ def ranks_table(specs, shape, worlds, dtype):
     return lines
 
 
+def decode_table(rows, args, note):
+    """Decoding after contexts of some lengths, interleaved: the lines of a Markdown table, and its figures. The contexts are
+    noise in the caches, not read token by token: the time of a step does not depend on the numbers."""
+    out, lines = [], ["| model | context | tok/s | x gpt | cache, MiB | of it at any length |", "|---|---|---|---|---|---|"]
+    for context in args.decode:
+        torch.compiler.reset()
+        caches, steps, seconds = {}, {}, {row: [] for row in rows}
+        for row in rows:
+            row.model.eval()
+            caches[row], held = row.cache(context + args.new_tokens)
+            for t in held:
+                t.normal_()
+            steps[row] = torch.compile(row.model.forward, fullgraph=True, dynamic=False) if args.compile else row.model.forward
+            row.decode_after(steps[row], caches[row], context)                      # compiles
+            out.append({"model": row.label, "against": row.base.label, "context": context, "cache_bytes": sum(t.nbytes for t in held),
+                        "fixed_bytes": sum(t.nbytes for t in row.cache(0)[1])})
+        for r in range(args.rounds):
+            turn = r % len(rows)
+            for row in rows[turn:] + rows[:turn]:
+                seconds[row].append(row.decode_after(steps[row], caches[row], context))
+        for row, found in zip(rows, out[-len(rows):]):
+            found |= {"decode_tokens_per_s": 1 / median(seconds[row]), "decode_ratio": ratio(seconds[row], seconds[row.base])}
+            middle, spread = found["decode_ratio"]
+            lines.append(f"| `{row.label}` | {context:,} | {found['decode_tokens_per_s']:.1f} | {middle:.3f} ±{spread:.3f} | "
+                         f"{found['cache_bytes'] / 2 ** 20:,.1f} | {found['fixed_bytes'] / 2 ** 20:,.1f} |")
+        note(f"context {context:,} timed")
+    return lines, out
+
+
 def main(argv):
     parser = models.Parser("bench.py", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", metavar="NAME[:option=value...]",
@@ -393,6 +444,7 @@ def main(argv):
     parser.add_argument("--rounds", type=int, default=10, help="interleaved steps per model [10]")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of the decoding prompt [128]")
     parser.add_argument("--new_tokens", type=int, default=128, help="tokens decoded; 0: no decoding [128]")
+    parser.add_argument("--decode", type=int, nargs="+", metavar="N", help="only decode --new_tokens after N tokens of context")
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
     parser.add_argument("--profile", metavar="FILE", help="only write a torch.profiler trace of one model's step there")
     parser.add_argument("--ranks", type=int, nargs="+", metavar="N", help="only print what N ranks hold and send, by formula")
@@ -417,7 +469,9 @@ def main(argv):
     args.seq_len = shape["seq_len"]
     if args.seq_len < 1:
         parser.error("--seq_len must be at least 1")
-    shape["max_len"] = max(args.seq_len, args.prompt + args.new_tokens)
+    if args.decode and (min(args.decode) < 1 or not args.new_tokens):
+        parser.error("--decode needs contexts of at least 1 token each, and --new_tokens")
+    shape["max_len"] = max(args.seq_len, args.prompt + args.new_tokens, *(n + args.new_tokens for n in args.decode or ()))
     if args.prompt > args.batch * args.seq_len:
         parser.error(f"--prompt {args.prompt} is longer than the {args.batch} x {args.seq_len} tokens there are")
     specs = args.models or (*models.names(), *VARIANTS)
@@ -454,6 +508,29 @@ def main(argv):
     def note(text):
         print(text, file=sys.stderr, flush=True)
 
+    chip = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{cpu_name()}, {torch.get_num_threads()} threads"
+    head = {"date": time.strftime("%Y-%m-%d"), "chip": chip, "torch": str(torch.__version__), "python": platform.python_version(),
+            "command": ["bench.py", *argv], "shape": rows[0].base.shape, "seq_len": args.seq_len, "batch": args.batch, "dtype": args.dtype,
+            "compile": args.compile, "rounds": args.rounds, "prompt": args.prompt, "new_tokens": args.new_tokens}
+    c = head["shape"]
+    title = (f"{head['date']}, {chip}, torch {head['torch']}, {args.dtype}, {'compiled' if args.compile else 'eager'}; L{c['n_layer']} "
+             f"d{c['d_model']} H{c['n_head']} d_ff {c['d_ff']} vocabulary {c['vocab_size']:,}, ")
+
+    def write(figures):
+        if args.json:
+            try:
+                Path(args.json).write_text(json.dumps(head | figures, indent=1) + "\n")
+            except OSError as e:
+                parser.error(f"--json {args.json} could not be written: {e.strerror}")
+        return 0
+
+    if args.decode:
+        for row in rows:
+            row.place(device, shared)
+        lines, figures = decode_table(rows, args, note)
+        print(f"{title}{args.new_tokens} tokens at batch 1, {args.rounds} rounds.\n")
+        print("\n".join(lines))
+        return write({"decode": figures})
     for row in rows:
         row.start(device, shared)
         note(f"{row.label}: first step {row.first:.1f} s")
@@ -482,24 +559,13 @@ def main(argv):
     rate, bandwidth = limits(device, torch.bfloat16 if args.dtype == "bf16" else torch.float32)
     results = [result(row, row.base, args, rate, bandwidth) for row in rows]
     optimizers = optimizer_times(rows[0].base, args.rounds)
-    chip = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{cpu_name()}, {torch.get_num_threads()} threads"
-    head = {"date": time.strftime("%Y-%m-%d"), "chip": chip, "torch": str(torch.__version__), "python": platform.python_version(),
-            "command": ["bench.py", *argv], "shape": rows[0].base.shape, "seq_len": args.seq_len, "batch": args.batch, "dtype": args.dtype,
-            "compile": args.compile, "rounds": args.rounds, "prompt": args.prompt, "new_tokens": args.new_tokens,
-            "matmul_flops_per_s": rate, "copy_bytes_per_s": bandwidth, "optimizers_ms": optimizers}
-    c = head["shape"]
-    print(f"{head['date']}, {chip}, torch {head['torch']}, {args.dtype}, {'compiled' if args.compile else 'eager'}; L{c['n_layer']} d{c['d_model']} "
-          f"H{c['n_head']} d_ff {c['d_ff']} vocabulary {c['vocab_size']:,}, {args.batch} x {args.seq_len} tokens per step, {args.rounds} rounds.")
+    head |= {"matmul_flops_per_s": rate, "copy_bytes_per_s": bandwidth, "optimizers_ms": optimizers}
+    print(f"{title}{args.batch} x {args.seq_len} tokens per step, {args.rounds} rounds.")
     print(f"Decoding: {args.prompt} + {args.new_tokens} tokens. Large matrix product {rate / 1e12:.3g} TFLOP/s, copy {bandwidth / 1e9:.3g} GB/s.\n")
     print("\n".join(table(results, args)))
     print(f"\nOne optimizer step on the matrices of `{rows[0].base.label}`: "
           + ", ".join(f"{name} {ms:,.1f} ms" for name, ms in optimizers.items()) + ".")
-    if args.json:
-        try:
-            Path(args.json).write_text(json.dumps(head | {"models": results}, indent=1) + "\n")
-        except OSError as e:
-            parser.error(f"--json {args.json} could not be written: {e.strerror}")
-    return 0
+    return write({"models": results})
 
 
 def cpu_name():

@@ -165,6 +165,21 @@ def test_all_models_side_by_side(tmp_path):
     assert "torch.optim.Muon" in done.stdout
 
 
+def test_decoding_after_contexts(tmp_path):
+    """What caches hold: gpt's grows in every layer, sambay's in one of its four."""
+    done = run(*SMALL, "--no-compile", "--models", "sambay:window=4", "--decode", 20, 50, "--json", tmp_path / "b.json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "b.json").read_text())["decode"]
+    assert [(row["model"], row["context"]) for row in rows] == [(name, n) for n in (20, 50) for name in ("gpt", "sambay:window=4")]
+    token, fixed = 4 * 2 * 32, 4 * (2 * 3 * 32 + 2 * (64 * 3 + 64 * 16))            # fp32; a window, two Mamba layers
+    for row in rows:
+        layers, own = (4, 0) if row["model"] == "gpt" else (1, fixed)
+        assert row["fixed_bytes"] == own and row["cache_bytes"] == own + layers * token * (row["context"] + 3)
+        assert row["decode_tokens_per_s"] > 0 and (row["model"] != "gpt" or row["decode_ratio"] == [1.0, 0.0])
+    table = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    assert len(table) == 6 and "| 50 |" in table[-1]
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_full_disk_is_one_line_after_the_table():
     done = run(*SMALL, "--no-compile", "--models", "gpt", "--new_tokens", "0", "--json", "/dev/full")
@@ -194,7 +209,7 @@ def test_a_graph_break_is_counted(monkeypatch):
 
 BAD = [["--models", "gtp"], ["--models", "gpt:width=3"], ["--models", "gpt:qk_norm=maybe"], ["--models", "attnres:block_size"],
        ["--models", "attnres:block_size=99"], ["--preset", "huge"], ["--dtype", "fp8"], ["--batch", "0"], ["--new_tokens", "1"],
-       ["--prompt", "100000"], ["--n_head", "5"], ["--seq_len", "0"], ["--device", "abacus"], ["--profile", "x.json"],
+       ["--prompt", "100000"], ["--decode", "0"], ["--decode", "8", "--new_tokens", "0"], ["--n_head", "5"], ["--seq_len", "0"], ["--device", "abacus"], ["--profile", "x.json"],
        ["--json", "no/such/folder/x.json"], ["--json", "/"], ["--speed", "9"]]
 
 
