@@ -134,6 +134,8 @@ def parse(argv):
         if key not in MAY_CHANGE and value != base.get(key):
             parser.error(f"--{key} {value} contradicts the run in {asked.resume}, which has {base.get(key)}: leave it out")
     chosen = {**base, **flags}
+    if "warmup_steps" not in flags:                                         # the preset's, or all there is of a few steps
+        chosen["warmup_steps"] = min(chosen["warmup_steps"], chosen["max_steps"])
     opt = {f.name: chosen[f.name] for f in fields(Options) if f.name in chosen}
     config = {f.name: chosen[f.name] for f in fields(config_class) if f.name in chosen}
     try:

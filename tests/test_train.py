@@ -219,6 +219,14 @@ def test_what_must_not_change_the_losses(data, whole, tmp_path):
     assert losses(tmp_path / "c")[1] != losses(whole)[1]
 
 
+def test_a_few_steps_are_all_warm_up(data, tmp_path):
+    short = {key: value for key, value in SMALL.items() if key != "warmup_steps"} | {"max_steps": 2}
+    assert inside(*flags(**short, data=data, out=tmp_path / "a")) == 0
+    assert json.loads((tmp_path / "a" / "config.json").read_text())["options"]["warmup_steps"] == 2
+    rates = [row["lr"] for row in map(json.loads, open(tmp_path / "a" / "log.jsonl")) if row["kind"] == "train"]
+    assert rates == pytest.approx([0.0025, 0.005])                          # of the tiny preset's 0.005
+
+
 def test_logged_loss_is_without_z_loss_and_load_balancing(data, tmp_path):
     small = {**SMALL, "max_steps": 3, "z_loss": 1.0, "micro_batch": 4}
     assert inside(*flags(**small, data=data, out=tmp_path / "z")) == 0
