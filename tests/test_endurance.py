@@ -22,11 +22,14 @@ def test_kills(tmp_path):
 
 def test_ranks(tmp_path):
     """1, 2 and 4 processes, and checkpoints passed between 2 and 1: the same losses but for rounding; bytes as by the formulas."""
-    losses, sizes = endurance.ranks(tmp_path, models.names(), "float64", ["muddformer"], d_model=32, d_ff=64)
+    small = dict(d_model=32, d_ff=64)
+    losses, sizes = endurance.ranks(tmp_path, [name for name in models.names() if name != "sas"], "float64", ["muddformer"], **small)
+    # A relu of sas that only first tokens pass has no gradient, as their queries have no choice: only rounding errors, whose
+    # signs decide on cautious weight decay. Hence none for sas.
+    more, _ = endurance.ranks(tmp_path, ["sas"], "float64", [], **small, weight_decay=0.0)
+    losses += more
     assert len(losses) == 4 * len(models.names()) and len(sizes) == 4
-    for name, world, *differences in losses:    # sas: a relu that only first tokens pass, whose queries have no choice and so no
-        bound = 1e-7 if name == "sas" else 1e-9     # gradient: the sign of its rounding error decides on cautious weight decay
-        assert max(differences) < bound, (name, world, differences)
+    assert all(max(differences) < 1e-9 for _, _, *differences in losses), losses
     for name, world, what, formula, measured in sizes:                          # held: python's and DDP's own come on top
         assert 0 <= measured / formula - 1 < (0.01 if what == "sent per step" else 0.08), (name, world, what, formula, measured)
 

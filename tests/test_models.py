@@ -119,10 +119,11 @@ def test_equalities_between_settings():
 @every_case
 def test_later_tokens_do_not_change_earlier_logits(name, options):
     model, idx = build(name, options), tokens(2, 16)
+    model = model.double() if name == "kern" else model
     changed = idx.clone()
     changed[:, 9] = (changed[:, 9] + 1) % TINY["vocab_size"]
     before, after = model(idx)[0], model(changed)[0]
-    rounding = 1e-5 if name == "kern" else 0                          # its experts get other numbers of rows
+    rounding = 1e-12 if name == "kern" else 0                         # its experts get other numbers of rows
     torch.testing.assert_close(after[:, :9], before[:, :9], rtol=0, atol=rounding)
     assert ((before - after)[:, 9:].abs().amax(dim=(0, 2)) > 1e-6).all()
 
