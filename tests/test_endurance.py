@@ -26,7 +26,8 @@ def test_ranks(tmp_path):
     losses, sizes = endurance.ranks(tmp_path, [name for name in models.names() if name != "sas"], "float64", ["muddformer"], **small)
     # A relu of sas that only first tokens pass has no gradient, as their queries have no choice: only rounding errors, whose
     # signs decide on cautious weight decay. Hence none for sas.
-    more, _ = endurance.ranks(tmp_path, ["sas"], "float64", [], **small, weight_decay=0.0)
+    (tmp_path / "sas").mkdir()
+    more, _ = endurance.ranks(tmp_path / "sas", ["sas"], "float64", [], **small, weight_decay=0.0)
     losses += more
     assert len(losses) == 4 * len(models.names()) and len(sizes) == 4
     assert all(max(differences) < 1e-9 for _, _, *differences in losses), losses
