@@ -1,5 +1,6 @@
 """What the README states about the code is true."""
 import difflib
+import json
 import re
 import runpy
 from dataclasses import fields
@@ -62,3 +63,10 @@ def test_tables_of_the_study_are_those_of_its_logs():
     table = analyze.table(analyze.summarise({label: groups[label] for label in order}, "gpt"), "gpt")
     assert table in text and table in README
     assert runpy.run_path(str(study / "study.py"))["claims"](logs) in text
+
+
+def test_table_of_the_longer_texts_is_that_of_its_losses():
+    folder = ROOT / "results" / "length"
+    rows = [json.loads(line) for line in (folder / "losses.jsonl").read_text().splitlines()]
+    table = runpy.run_path(str(folder / "length.py"))["table"](rows)
+    assert all(table in text for text in (README, (folder / "README.md").read_text(), (folder / "table.md").read_text()))
