@@ -2,7 +2,8 @@
 
 Three stages, all with the same data and batches; runs that are done are not repeated, so it can be interrupted.
     search  gpt alone, 3 x 3 rates for Muon and AdamW, short runs: the centre of the next stage
-    tune    every model at the five pairs of rates around the centre that FACTORS names, short runs
+    tune    every model at the pairs of rates around the centre that FACTORS names, the models after FIRST at all but the last
+            of them, short runs
     final   every model at its best rates, long runs, several seeds, none of them that of the short runs
 Then the logs are copied here, and analyze.py makes the curves of all and the probes of seed 0.
 """
@@ -20,19 +21,23 @@ HERE = Path(__file__).resolve().parent
 TOP = HERE.parents[1]
 MODELS = {
     "gpt": [], "gpt-gated": ["--gate", "elementwise"], "resformer": [], "exoformer": [], "satformer": [], "muddformer": [],
-    "attnres": []}                                                          # name in the tables: options
+    "attnres": [], "denseformer": [], "geonorm": [], "gpt3": [], "pythia": [], "muddpythia": []}   # name in the tables: options
+FIRST = list(MODELS)[:7]
 COMMON = dict(n_layer=8, d_model=128, n_head=4, max_len=256, seq_len=256, batch_tokens=2048, warmup_steps=30,
               eval_tokens=65536)
 LENGTHS = {"short": dict(max_steps=240, eval_every=240, save_every=240), "long": dict(max_steps=480, eval_every=80, save_every=480)}
 MUON, ADAMW = (0.0025, 0.005, 0.01), (0.006, 0.012, 0.024)
-FACTORS = ((0.5, 0.5), (1, 1), (2, 2), (1, 0.5), (1, 0.25))                 # of the centre's rates for Muon and AdamW
+FACTORS = ((0.5, 0.5), (1, 1), (1, 0.5), (1, 0.25), (2, 2))                 # of the centre's rates for Muon and AdamW
 TUNING_SEED = 100
 CLAIMS = [  # (what should have the lower loss, than what, says who)
     ("gpt gate=elementwise", "gpt", "ExoFormer, table 1"), ("resformer", "gpt", "ExoFormer, table 1; SATFormer, table 5"),
     ("satformer", "gpt", "SATFormer, table 5"), ("satformer", "resformer", "SATFormer, section 4.3, at every scale"),
     ("exoformer", "gpt gate=elementwise", "ExoFormer, table 1"), ("exoformer", "resformer", "ExoFormer, table 1"),
     ("muddformer", "gpt", "MUDDFormer, figure 3"), ("muddformer", "resformer", "SATFormer, table 5 (Wikitext)"),
-    ("satformer", "muddformer", "SATFormer, table 5 (Wikitext), at 130M; at 760M the opposite"), ("attnres", "gpt", "Attention Residuals")]
+    ("satformer", "muddformer", "SATFormer, table 5 (Wikitext), at 130M; at 760M the opposite"), ("attnres", "gpt", "Attention Residuals"),
+    ("attnres", "denseformer", "Attention Residuals, ablations"), ("denseformer", "gpt", "MUDDFormer, figure 3"),
+    ("muddformer", "denseformer", "MUDDFormer, figure 3"), ("muddpythia", "pythia", "MUDDFormer, table 3"),
+    ("gpt", "gpt3", "MUDDFormer, figure 3"), ("geonorm", "gpt", "GeoNorm")]
 
 
 def val(run, step):
@@ -78,8 +83,8 @@ def main():
 
         losses = race([short("gpt", m, a) for m, a in product(MUON, ADAMW)])
         m, a = min(losses, key=losses.get)[3:5]
-        losses |= race([short(name, m * f, a * g) for name in MODELS for f, g in FACTORS])
-        tried = {name: [short(name, m * f, a * g) for f, g in FACTORS] for name in MODELS}
+        tried = {name: [short(name, m * f, a * g) for f, g in (FACTORS if name in FIRST else FACTORS[:4])] for name in MODELS}
+        losses |= race([task for tasks in tried.values() for task in tasks])
         best = {name: min(tasks, key=losses.get)[3:5] for name, tasks in tried.items()}
         race([(f"final/{name}-seed{seed}", name, seed, *best[name], "long") for seed in range(args.seeds) for name in MODELS])
     with open(HERE / "rates.jsonl", "w") as f:
