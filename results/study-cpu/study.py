@@ -49,10 +49,16 @@ def val(run, step):
     return next((row["loss"] for row in rows if row["kind"] == "val" and row["step"] == step), None)
 
 
+def rates(run):
+    """The rates for Muon and AdamW that a run was made with."""
+    options = json.loads((run / "config.json").read_text())["options"]
+    return options["muon_lr"], options["adamw_lr"]
+
+
 def train(args, out, name, seed, muon_lr, adamw_lr, length):
-    """One run, in one thread; made again from its beginning if it was cut off. Returns its last validation loss."""
+    """One run, in one thread; made again from its beginning if it was cut off or had other rates. Returns its last validation loss."""
     run, length = args.out / out, LENGTHS[length]
-    if val(run, length["max_steps"]) is None:
+    if val(run, length["max_steps"]) is None or rates(run) != (muon_lr, adamw_lr):
         shutil.rmtree(run, ignore_errors=True)
         options = COMMON | length | dict(data=args.data, out=run, seed=seed, muon_lr=muon_lr, adamw_lr=adamw_lr)
         words = [sys.executable, str(TOP / "train.py"), "--model", name.split("-")[0], *MODELS[name], "--compile"]
