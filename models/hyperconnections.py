@@ -6,7 +6,7 @@ with its norm) reads one mixture of them, its output is added to n other mixture
 `connection` says what the maps H of sublayer k = 0 .. 2L-1 are:
     static     learned numbers, the paper's A_m, B and A_r^T; at the start one-hot at k mod n, ones, identity
     dynamic    static + scale * tanh( LN(X_s) W ) per token: W (C, 2 + n) gives row s of A_m, B and A_r; A_m and A_r share
-               one scale, B has the other; W = 0 at the start
+               one scale, B has the other; W = 0 at the start. map_norm=rms has RN for LN
     manifold   mHC, arXiv:2512.24880: z = alpha * ( RN(X_1 .. X_n) phi ) + bias, one RN over all n C numbers of a token;
                H_pre = sigmoid(z_pre), H_post = 2 sigmoid(z_post), H_res = sinkhorn(z_res), which is doubly stochastic,
                so that its products over depth cannot grow
@@ -55,6 +55,7 @@ class Config:
     connection: str = "dynamic"     # static | dynamic | manifold | identity (manifold with H_res = I)
     n_streams: int = 4              # parallel residual streams: n, the paper's expansion rate
     tanh: bool = True               # dynamic: tanh bounds the dynamic part
+    map_norm: str = "layer"         # dynamic: norm of what the maps are made from, layer (the paper) | rms (other code)
     sinkhorn_steps: int = 20        # manifold: times that columns and rows of H_res are normalised
 
     def __post_init__(self):
@@ -77,6 +78,10 @@ class Config:
             raise ValueError(f"n_streams must be positive, not {self.n_streams}")
         if not self.tanh and self.connection != "dynamic":
             raise ValueError(f"tanh belongs to connection dynamic, not to {self.connection}")
+        if self.map_norm not in ("layer", "rms"):
+            raise ValueError(f"map_norm must be layer or rms, not {self.map_norm!r}")
+        if self.map_norm == "rms" and self.connection != "dynamic":
+            raise ValueError(f"map_norm belongs to connection dynamic, not to {self.connection}")
         if self.sinkhorn_steps < 1:
             raise ValueError(f"sinkhorn_steps must be positive, not {self.sinkhorn_steps}")
 
@@ -184,6 +189,7 @@ class HyperConnection(nn.Module):
         super().__init__()
         self.favourite = k % c.n_streams                                            # the stream it reads at the start
         self.tanh, self.eps = c.tanh, c.norm_eps
+        self.norm = F.layer_norm if c.map_norm == "layer" else F.rms_norm           # without gain and bias
         self.static = nn.Parameter(torch.empty(c.n_streams, 2 + c.n_streams))
         if c.connection == "dynamic":
             self.dynamic = nn.Parameter(torch.empty(c.d_model, 2 + c.n_streams))    # W_m, W_beta, W_r
@@ -192,7 +198,7 @@ class HyperConnection(nn.Module):
     def forward(self, streams):
         if not hasattr(self, "dynamic"):
             return self.static
-        z = torch.stack([F.layer_norm(x, x.shape[-1:], eps=self.eps) @ self.dynamic for x in streams], dim=-2)
+        z = torch.stack([self.norm(x, x.shape[-1:], eps=self.eps) @ self.dynamic for x in streams], dim=-2)
         s_alpha, s_beta = self.scale.split(1)
         scale = torch.cat((s_alpha, s_beta, s_alpha.expand(len(streams))))
         return scale * (z.tanh() if self.tanh else z) + self.static

@@ -10,7 +10,7 @@ from test_equations import COMMON, compare, float64, rms, setup, sigmoid, sublay
 import models
 
 KINDS = ("static", "dynamic", "manifold", "identity")
-OWN = dict(connection="dynamic", n_streams=3, tanh=True, sinkhorn_steps=20)
+OWN = dict(connection="dynamic", n_streams=3, tanh=True, map_norm="layer", sinkhorn_steps=20)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def maps(p, c, at, X):
         if c.connection == "dynamic":
             W, (s_alpha, s_beta) = p[f"{at}.dynamic"], p[f"{at}.scale"]
             for s in range(n):
-                x = layer_norm(X[s], c)
+                x = layer_norm(X[s], c) if c.map_norm == "layer" else rms(X[s], c)
                 z = [torch.dot(x, W[:, j]) for j in range(2 + n)]
                 z = [tanh(u) for u in z] if c.tanh else z
                 pre[s] = pre[s] + s_alpha * z[0]
@@ -102,7 +102,7 @@ def connections(model):
 
 
 CASES = [dict(connection=kind) for kind in KINDS] + [dict(connection=kind, n_streams=1) for kind in KINDS] + [
-    dict(tanh=False), dict(n_streams=5, gate="elementwise", n_layer=1), dict(connection="static", gate="headwise", tie_embeddings=True),
+    dict(tanh=False), dict(map_norm="rms"), dict(map_norm="rms", n_streams=1, tanh=False), dict(n_streams=5, gate="elementwise", n_layer=1), dict(connection="static", gate="headwise", tie_embeddings=True),
     dict(connection="manifold", sinkhorn_steps=1), dict(connection="manifold", sinkhorn_steps=2, n_streams=2, n_kv_head=4),
     dict(connection="manifold", n_layer=1), dict(connection="identity", qk_norm=False, z_loss=0.0)]
 
@@ -234,8 +234,8 @@ def test_parameter_counts_of_the_papers():
 
 def test_maps_are_fp32_under_autocast():
     """bf16 would round what tanh adds to the ones, a hundredth at most, to one of two values."""
-    for kind in KINDS:
-        model = randomised(connection=kind).float()
+    for options in [dict(connection=kind) for kind in KINDS] + [dict(map_norm="rms")]:
+        model = randomised(**options).float()
         seen = []
         hooks = [m.register_forward_hook(lambda m, inputs, maps: seen.append({maps.dtype, *(x.dtype for x in inputs[0])}))
                  for m in connections(model)]

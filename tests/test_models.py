@@ -32,6 +32,7 @@ CASES = [(name, {}) for name in models.names()] + [
     ("sas", dict(n_sim=2, d_sim=8, kernel=1, gate="headwise")), ("sas", dict(n_sim=1, d_sim=14, n_kv_head=4, qk_norm=False)),
     ("sas", dict(simulation="projection")), ("sas", dict(simulation="projection", n_sim=2, n_kv_head=1, gate="elementwise")),
     ("hyperconnections", dict(connection="static", n_streams=2)), ("hyperconnections", dict(tanh=False, n_streams=1)),
+    ("hyperconnections", dict(map_norm="rms")),
     ("hyperconnections", dict(connection="manifold")), ("hyperconnections", dict(connection="identity", n_streams=2)),
     ("gpt3", dict(n_kv_head=4, tie_embeddings=True)), ("pythia", dict(n_kv_head=1, z_loss=1e-3)), ("muddpythia", dict(ffn_realloc=False)),
     ("dape", dict(position="rope", kernel=5)), ("dape", dict(position="alibi", gate="elementwise")), ("dape", dict(position="none", width=8)),
@@ -73,7 +74,8 @@ NEUTRAL = {   # settings and parameter values with which a model is gpt.py; mode
     "attnres": [(dict(block_size=s, norm_eps=1e-12), {}) for s in (1, 2, 4, 6)],
     "denseformer": [(dict(), {}), (dict(dilation=2, period=3, n_layer=7), {})],
     "hyperconnections": [(dict(connection=kind, n_streams=n, norm_eps=1e-12), {}) for kind, n in (
-        ("static", 2), ("dynamic", 1), ("dynamic", 4), ("manifold", 1), ("manifold", 3), ("identity", 4))],
+        ("static", 2), ("dynamic", 1), ("dynamic", 4), ("manifold", 1), ("manifold", 3), ("identity", 4))] + [
+            (dict(map_norm="rms", norm_eps=1e-12), {})],
     "dape": [(dict(position="rope"), dict(conv_out=0.0)), (dict(position="rope", kernel=5, gate="headwise"), dict(conv_out=0.0)),
              (dict(position="rope", conv="heads"), dict(conv=0.0))],
 }
@@ -343,6 +345,7 @@ BAD = [("gpt", dict(n_head=5)), ("gpt", dict(n_kv_head=3)), ("gpt", dict(gate="x
        ("sas", dict(simulation="x")),
        ("hyperconnections", dict(connection="x")), ("hyperconnections", dict(n_streams=0)),
        ("hyperconnections", dict(connection="static", tanh=False)), ("hyperconnections", dict(sinkhorn_steps=0)),
+       ("hyperconnections", dict(map_norm="x")), ("hyperconnections", dict(connection="manifold", map_norm="rms")),
        ("gpt3", dict(n_head=5)), ("gpt3", dict(n_kv_head=3)), ("gpt3", dict(max_len=0)), ("gpt3", dict(rope_theta=1e4)),
        ("pythia", dict(d_model=48)), ("pythia", dict(rope_theta=0.0)), ("muddpythia", dict(n_layer=1)),
        ("dape", dict(position="x")), ("dape", dict(conv="x")), ("dape", dict(kernel=2)), ("dape", dict(kernel=-1)), ("dape", dict(width=0)),

@@ -21,7 +21,8 @@ HERE = Path(__file__).resolve().parent
 TOP = HERE.parents[1]
 MODELS = {
     "gpt": [], "gpt-gated": ["--gate", "elementwise"], "resformer": [], "exoformer": [], "satformer": [], "muddformer": [],
-    "attnres": [], "denseformer": [], "geonorm": [], "gpt3": [], "pythia": [], "muddpythia": []}   # name in the tables: options
+    "attnres": [], "denseformer": [], "hyperconnections": [], "geonorm": [], "dape": [], "sas": [], "sambay": [], "kern": [], "gpt3": [],
+    "pythia": [], "muddpythia": []}                                         # name in the tables: options
 FIRST = list(MODELS)[:7]
 COMMON = dict(n_layer=8, d_model=128, n_head=4, max_len=256, seq_len=256, batch_tokens=2048, warmup_steps=30,
               eval_tokens=65536)
@@ -36,8 +37,10 @@ CLAIMS = [  # (what should have the lower loss, than what, says who)
     ("muddformer", "gpt", "MUDDFormer, figure 3"), ("muddformer", "resformer", "SATFormer, table 5 (Wikitext)"),
     ("satformer", "muddformer", "SATFormer, table 5 (Wikitext), at 130M; at 760M the opposite"), ("attnres", "gpt", "Attention Residuals"),
     ("attnres", "denseformer", "Attention Residuals, ablations"), ("denseformer", "gpt", "MUDDFormer, figure 3"),
-    ("muddformer", "denseformer", "MUDDFormer, figure 3"), ("muddpythia", "pythia", "MUDDFormer, table 3"),
-    ("gpt", "gpt3", "MUDDFormer, figure 3"), ("geonorm", "gpt", "GeoNorm")]
+    ("hyperconnections", "gpt", "MUDDFormer, figure 3"), ("muddformer", "denseformer", "MUDDFormer, figure 3"),
+    ("muddformer", "hyperconnections", "MUDDFormer, figure 3"), ("muddpythia", "pythia", "MUDDFormer, table 3"),
+    ("gpt", "gpt3", "MUDDFormer, figure 3"), ("geonorm", "gpt", "GeoNorm"), ("dape", "gpt", "DAPE V2"), ("sas", "gpt", "SAS"),
+    ("sambay", "gpt", "SambaY"), ("kern", "gpt", "KERN")]
 
 
 def val(run, step):
