@@ -188,7 +188,8 @@ def draw_curves(rows, groups, baseline):
     axes[1, 0].set_xlabel("training tokens (millions)")
     axes[1, 1].set_xlabel("training time (minutes, at the median speed of the runs)")
     seeds = sorted({len(r["seeds"]) for r in rows.values()})
-    axes[0, 1].legend(title=f"mean of {'-'.join(map(str, seeds))} seed{'s' * (seeds != [1])}", fontsize=9, frameon=False)
+    title = f"mean of {'-'.join(map(str, seeds))} seed{'s' * (seeds != [1])}"
+    fig.legend(*axes[0, 0].get_legend_handles_labels(), title=title, loc="outside center right", fontsize=9, frameon=False)
     for ax in axes.flat:
         ax.grid(alpha=0.3, lw=0.6)
     return fig

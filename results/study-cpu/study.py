@@ -40,7 +40,7 @@ CLAIMS = [  # (what should have the lower loss, than what, says who)
     ("hyperconnections", "gpt", "MUDDFormer, figure 3"), ("muddformer", "denseformer", "MUDDFormer, figure 3"),
     ("muddformer", "hyperconnections", "MUDDFormer, figure 3"), ("muddpythia", "pythia", "MUDDFormer, table 3"),
     ("gpt", "gpt3", "MUDDFormer, figure 3"), ("geonorm", "gpt", "GeoNorm"), ("dape", "gpt", "DAPE V2"), ("sas", "gpt", "SAS"),
-    ("sambay", "gpt", "SambaY"), ("kern", "gpt", "KERN")]
+    ("sambay", "gpt", "SambaY"), ("kern", "gpt", "KERN, by downstream accuracy")]
 
 
 def val(run, step):
