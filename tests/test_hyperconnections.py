@@ -102,7 +102,8 @@ def connections(model):
 
 
 CASES = [dict(connection=kind) for kind in KINDS] + [dict(connection=kind, n_streams=1) for kind in KINDS] + [
-    dict(tanh=False), dict(map_norm="rms"), dict(map_norm="rms", n_streams=1, tanh=False), dict(n_streams=5, gate="elementwise", n_layer=1), dict(connection="static", gate="headwise", tie_embeddings=True),
+    dict(tanh=False), dict(map_norm="rms"), dict(map_norm="rms", n_streams=1, tanh=False),
+    dict(n_streams=5, gate="elementwise", n_layer=1), dict(connection="static", gate="headwise", tie_embeddings=True),
     dict(connection="manifold", sinkhorn_steps=1), dict(connection="manifold", sinkhorn_steps=2, n_streams=2, n_kv_head=4),
     dict(connection="manifold", n_layer=1), dict(connection="identity", qk_norm=False, z_loss=0.0)]
 
