@@ -1,4 +1,4 @@
-"""Muon, and the split of a model's parameters between Muon and AdamW.
+"""Muon, and which parameter is trained by what at which rate.
 
 Muon replaces the momentum of each weight matrix by (nearly) the closest semi-orthogonal matrix, so that every direction
 moves by the same amount. K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024).
@@ -29,12 +29,13 @@ def polar_express(G):
     for an optimizer; zero stays zero. Computes in the dtype of G; bf16 is enough.
     """
     wide = G.size(-2) <= G.size(-1)
-    X = G if wide else G.mT                                               # few rows: the products below are rows x rows
+    X = (G if wide else G.mT).reshape(-1, *sorted(G.shape[-2:]))          # few rows: the products below are rows x rows
     X = X / (X.norm(dim=(-2, -1), keepdim=True) * 1.02 + 1e-6)
     for a, b, c in POLAR_EXPRESS:
         A = X @ X.mT
-        X = a * X + (b * A + c * A @ A) @ X
-    return X if wide else X.mT
+        B = torch.baddbmm(A, A, A, beta=b, alpha=c)                       # b A + c A A, rounded once
+        X = torch.baddbmm(X, B, X, beta=a)
+    return (X if wide else X.mT).reshape(G.shape)
 
 
 class Muon(torch.optim.Optimizer):
@@ -140,21 +141,56 @@ def split_params(model):
     return matrices, [p for p in model.parameters() if id(p) not in chosen]
 
 
-def optimizers(model, kind, muon_lr, adamw_lr, weight_decay, second_moment=None, dtype=None):
+def mixes(model):
+    """The parameters that mix, across layers above all: whatever a plain Transformer does not have.
+
+    That is all of split_params' rest but embeddings, head, norms (modules whose names end in "norm") and biases of nn.Linear.
+    """
+    usual = {id(p) for name, m in model.named_modules() for p in m.parameters(recurse=False)
+             if isinstance(m, nn.Embedding) or name == "head" or name.endswith("norm")
+             or isinstance(m, nn.Linear) and p.ndim == 1}
+    return [p for p in split_params(model)[1] if id(p) not in usual]
+
+
+def optimizers(model, kind, muon_lr, adamw_lr, weight_decay, second_moment=None, dtype=None, mix_lr=None):
     """The optimizers of a run: [Muon, AdamW] for kind "muon", [AdamW] for "adamw". Only the matrices decay.
 
+    muon_lr: of the matrices; adamw_lr: of embeddings, head, norms and biases; mix_lr: of what `mixes`, None for adamw_lr.
     second_moment and dtype are Muon's. Every group carries its peak rate as "peak_lr", for the schedule. ValueError for another kind.
     """
     matrices, rest = split_params(model)
-    adamw = dict(lr=adamw_lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
-    rest = dict(params=rest, weight_decay=0.0)
+    mixing = {id(p) for p in mixes(model)}
+    groups = [dict(params=[p for p in rest if id(p) not in mixing], lr=adamw_lr, weight_decay=0.0),
+              dict(params=[p for p in rest if id(p) in mixing], lr=adamw_lr if mix_lr is None else mix_lr, weight_decay=0.0)]
     if kind == "muon":
-        opts = [Muon(matrices, muon_lr, weight_decay, second_moment=second_moment, dtype=dtype),
-                torch.optim.AdamW([rest], **adamw)]
+        opts = [Muon(matrices, muon_lr, weight_decay, second_moment=second_moment, dtype=dtype)]
     elif kind == "adamw":
-        opts = [torch.optim.AdamW([dict(params=matrices, weight_decay=weight_decay), rest], **adamw)]
+        opts, groups = [], [dict(params=matrices, lr=adamw_lr, weight_decay=weight_decay), *groups]
     else:
         raise ValueError(f"optimizer must be muon or adamw, not {kind!r}")
+    opts.append(torch.optim.AdamW([group for group in groups if group["params"]], betas=(0.9, 0.95), eps=1e-8, fused=True))
     for group in (g for opt in opts for g in opt.param_groups):
         group["peak_lr"] = group["lr"]
     return opts
+
+
+def get_state(opt, model):
+    """The state of each parameter of an optimizer, {number: {name: tensor}}; numbered matrices first, in the model's order."""
+    return {i: opt.state[p] for i, p in enumerate(in_order(opt, model)) if p in opt.state}
+
+
+def set_state(opt, model, state, step):
+    """Takes get_state's of a checkpoint of `step`; rates and the like stay. An error unless `step` steps leave such a state."""
+    params, number = in_order(opt, model), {id(p): i for i, p in enumerate(in_order(opt, model))}
+    own = [p for group in opt.param_groups for p in group["params"]]
+    opt.load_state_dict({**opt.state_dict(), "state": {i: state[number[id(p)]] for i, p in enumerate(own) if number[id(p)] in state}})
+    if step and (set(opt.state) != set(params) or len({frozenset(s) for s in opt.state.values()}) > 1):
+        raise ValueError("optimizer state is missing")
+    for p in opt.state:
+        for t in opt.state[p].values():
+            t.broadcast_to(p.shape)                                       # a RuntimeError unless it fits
+
+
+def in_order(opt, model):
+    mine = {id(p) for group in opt.param_groups for p in group["params"]}
+    return [p for part in split_params(model) for p in part if id(p) in mine]

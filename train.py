@@ -57,7 +57,8 @@ class Options:
     micro_batch: int | None = None  # sequences per forward and rank: memory, not results; none: up to 32,768 tokens
     optimizer: str = "muon"         # muon (matrices of the blocks; AdamW for the rest) | adamw
     muon_lr: float = 0.02           # peak rate of Muon
-    adamw_lr: float = 0.004         # peak rate of AdamW
+    adamw_lr: float = 0.004         # peak rate of AdamW: embeddings, head, norms; of all under --optimizer adamw
+    mix_lr: float | None = None     # peak rate of AdamW for what mixes across layers (muon.py says what); none: adamw_lr
     weight_decay: float = 0.1       # on the matrices only; cautious under Muon
     second_moment: float | None = None  # Muon: rate of the row/column normalisation (0.95 in ExoFormer's code); none: off
     schedule: str = "wsd"           # wsd (constant, then linear to 10%) | cosine (to 10%); both after linear warm-up
@@ -71,7 +72,7 @@ class Options:
 
     def __post_init__(self):
         models.check_types(Options, vars(self))
-        for name in ("max_steps", "batch_tokens", "seq_len", "micro_batch", "muon_lr", "adamw_lr", "grad_clip", "eval_every",
+        for name in ("max_steps", "batch_tokens", "seq_len", "micro_batch", "muon_lr", "adamw_lr", "mix_lr", "grad_clip", "eval_every",
                      "eval_tokens", "save_every"):
             if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"--{name} must be positive, not {getattr(self, name)}")
@@ -201,20 +202,6 @@ def git_state():
         return None
 
 
-def load_optimizer(opt, state, step):
-    """Takes the state of every parameter from the checkpoint of `step`; rates and the like are those of the options.
-
-    Raises an error unless it is what so many steps of the optimizer leave.
-    """
-    params = [p for group in opt.param_groups for p in group["params"]]
-    opt.load_state_dict({**opt.state_dict(), "state": state})
-    if step and (set(opt.state) != set(params) or len({frozenset(s) for s in opt.state.values()}) > 1):
-        raise ValueError("optimizer state is missing")
-    for p in opt.state:
-        for t in opt.state[p].values():
-            t.broadcast_to(p.shape)                                             # a RuntimeError unless it fits
-
-
 def peak_bytes(device):
     """Most memory held so far: by tensors on a GPU, by the whole process on a CPU."""
     if device.type == "cuda":
@@ -303,7 +290,7 @@ def main(argv):
     if opt.compile:
         model.compile(dynamic=False)                                        # in place: state-dict keys keep their names
     opts = muon.optimizers(model, opt.optimizer, opt.muon_lr, opt.adamw_lr, opt.weight_decay,
-                           opt.second_moment, torch.bfloat16 if opt.dtype == "bf16" else None)
+                           opt.second_moment, torch.bfloat16 if opt.dtype == "bf16" else None, opt.mix_lr)
     run_model = model
     if ranked:
         run_model = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None,
@@ -324,7 +311,7 @@ def main(argv):
         try:
             model.load_state_dict(checkpoint["model"])
             for o, saved_state in zip(opts, checkpoint["optimizers"], strict=True):
-                load_optimizer(o, saved_state["state"], start)
+                muon.set_state(o, model, saved_state["state"], start)
             torch.set_rng_state(checkpoint["rng"])
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as e:
             stop(f"{run}/ckpt.pt does not fit models/{opt.model}.py: {models.one_line(e)}")
@@ -379,7 +366,8 @@ def main(argv):
         """Whether the checkpoint of `step` could be written; if not (full disk), the previous one stays as it was."""
         try:
             if rank == 0:
-                state = {"model": model.state_dict(), "optimizers": [o.state_dict() for o in opts], "step": step,
+                state = {"model": model.state_dict(), "step": step,
+                         "optimizers": [{"state": muon.get_state(o, model)} for o in opts],
                          "tokens": step * opt.batch_tokens, "rng": torch.get_rng_state(), "config": run_config,
                          "tokenizer": data.tokenizer}
                 models.write_atomically(run / "ckpt.pt", lambda f: torch.save(state, f))

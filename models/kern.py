@@ -18,7 +18,7 @@ active as gpt.py has in all, but for the router.
 Changed from gpt.py: Config, Config.__post_init__, MLP.__init__, MLP.forward, Block.__init__, Block.forward,
     Model.init_weights, Model.forward, Model.stats
 Equal to gpt.py when: router = softmax and n_expert = top_k = 1. No setting of KERN is: without others an expert has r = 0 or 1.
-Optimizer: Muon orthogonalises the experts one by one, and W; gamma belongs to AdamW.
+Optimizer: Muon orthogonalises the experts one by one; W and gamma go to AdamW at mix_lr, without weight decay.
 Paper and code: no code of the authors is known. One equation of the paper has the norm after the ReLU, as kern_l1 has; here
     it is before, as in the others and in its text. It leaves the balance loss open. Switch Transformer and OLMoE take F and
     P over all tokens on a device; here over a sequence, so that the loss does not depend on micro-batches and ranks. OLMoE's
@@ -206,12 +206,12 @@ class MLP(nn.Module):
         return self.w_down(F.silu(self.w_gate(x, ends)) * self.w_up(x, ends), ends)
 
 
-class Router(nn.Linear):
+class Router(nn.Module):
     """r (B, T, E) from the normalised input x (B, T, C), in fp32 or better; negative values only with tanh."""
 
     def __init__(self, d_model, n_expert, kind):
-        super().__init__(d_model, n_expert, bias=False)
-        self.kind = kind
+        super().__init__()
+        self.kind, self.weight = kind, nn.Parameter(torch.empty(n_expert, d_model))
 
     def forward(self, x):
         with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):

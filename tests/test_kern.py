@@ -237,10 +237,10 @@ def test_initial_values_and_groups():
             each = getattr(layer.experts, name).weight.std(dim=(1, 2))
             assert each.shape == (16,) and (each / 0.02 - 1).abs().max() < 0.1
         assert (layer.experts.w_down.weight == 0).all()
-    matrices, rest = muon.split_params(model)
+    matrices, _ = muon.split_params(model)
     experts = [p for key, p in model.named_parameters() if "experts" in key]
     assert len(experts) == 6 and {id(p) for p in experts} <= {id(p) for p in matrices}
-    assert {id(block.mlp.gamma) for block in model.blocks} <= {id(p) for p in rest}
+    assert {id(p) for block in model.blocks for p in (block.mlp.gamma, block.mlp.router.weight)} == {id(p) for p in muon.mixes(model)}
     assert not hasattr(models.build("kern", vocab_size=31, n_layer=1, n_head=2, d_model=16, d_ff=16, router="softmax").blocks[0].mlp, "gamma")
 
 

@@ -197,9 +197,61 @@ def test_groups_of_a_run():
     net = Net()
     first, second = muon.optimizers(net, "muon", 0.02, 0.003, 0.1)
     assert first.param_groups[0]["params"] == [net.blocks[0].weight] and first.param_groups[0]["weight_decay"] == 0.1
-    assert len(second.param_groups[0]["params"]) == 4 and second.param_groups[0]["weight_decay"] == 0
-    assert (first.param_groups[0]["peak_lr"], second.param_groups[0]["peak_lr"]) == (0.02, 0.003)
-    (only,) = muon.optimizers(net, "adamw", 0.02, 0.003, 0.1)
-    assert [(len(g["params"]), g["weight_decay"], g["peak_lr"]) for g in only.param_groups] == [(1, 0.1, 0.003), (4, 0, 0.003)]
+    usual, mixing = second.param_groups
+    assert len(usual["params"]) == 3 and [id(p) for p in mixing["params"]] == [id(net.scale)]
+    assert usual["weight_decay"] == mixing["weight_decay"] == 0
+    assert (first.param_groups[0]["peak_lr"], usual["peak_lr"], mixing["peak_lr"]) == (0.02, 0.003, 0.003)
+    (only,) = muon.optimizers(net, "adamw", 0.02, 0.003, 0.1, mix_lr=0.001)
+    found = [(len(g["params"]), g["weight_decay"], g["peak_lr"]) for g in only.param_groups]
+    assert found == [(1, 0.1, 0.003), (3, 0, 0.003), (1, 0, 0.001)]
     with pytest.raises(ValueError, match="muon or adamw"):
         muon.optimizers(net, "sgd", 1, 1, 1)
+
+
+def test_what_mixes():
+    class Norm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(4))
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.positions, self.head = nn.Embedding(5, 4), nn.Embedding(3, 4), nn.Linear(4, 5)
+            self.blocks = nn.ModuleList([nn.ModuleDict({"attn_norm": Norm(), "wq": nn.Linear(4, 4), "mix": nn.Conv1d(4, 4, 1)})])
+            self.over_depth, self.weights = nn.Linear(4, 2), nn.Parameter(torch.ones(2))
+    net = Net()
+    names = {id(p): name for name, p in net.named_parameters()}
+    wanted = {"blocks.0.mix.weight", "blocks.0.mix.bias", "over_depth.weight", "weights"}
+    assert {names[id(p)] for p in muon.mixes(net)} == wanted and names.keys() >= {id(p) for p in muon.mixes(net)}
+
+
+@pytest.mark.parametrize("kind", ["muon", "adamw"])
+def test_state_of_a_run_does_not_depend_on_the_groups(kind):
+    """State written with all of AdamW in one group, in the order of the model, is read into the groups of today."""
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.embed = nn.Parameter(torch.ones(3)), nn.Embedding(5, 4)
+            self.blocks, self.last = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)]), nn.Parameter(torch.ones(2))
+    net = Net()
+    matrices, rest = muon.split_params(net)
+    assert [p.shape for p in rest] == [(3,), (5, 4), (4,), (4,), (2,)]
+    opts = muon.optimizers(net, kind, 0.02, 0.003, 0.1)
+    for p in net.parameters():
+        p.grad = torch.randn_like(p)
+    for opt in opts:
+        opt.step()
+    flat = torch.optim.AdamW(rest if kind == "muon" else matrices + rest, betas=(0.9, 0.95), fused=True)
+    flat.step()
+    saved = muon.get_state(opts[-1], net)
+    for i, state in flat.state_dict()["state"].items():
+        assert all(torch.equal(saved[i][key], state[key]) for key in ("exp_avg", "exp_avg_sq"))
+    again = muon.optimizers(net, kind, 0.02, 0.003, 0.1)
+    for opt, new in zip(opts, again):
+        muon.set_state(new, net, muon.get_state(opt, net), 1)
+        for p in opt.state:
+            assert all(torch.equal(opt.state[p][key], new.state[p][key]) for key in opt.state[p])
+    del saved[0]
+    with pytest.raises(ValueError, match="missing"):
+        muon.set_state(again[-1], net, saved, 1)
