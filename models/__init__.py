@@ -251,7 +251,9 @@ PRESETS = {
     "mudd-1.4b": dict(
         MUDD, n_layer=24, d_model=2048, n_head=32, d_ff=5632, adamw_lr=2e-4, max_steps=49592, warmup_steps=496),
     "mudd-797m-deep": dict(
-        MUDD, n_layer=34, d_model=1280, n_head=20, d_ff=3392, adamw_lr=2.5e-4, max_steps=28611, warmup_steps=287),
+        MUDD, n_layer=34, d_model=1280, n_head=20, d_ff=3392, adamw_lr=2.5e-4, max_steps=28611, warmup_steps=287,
+        pre_post_norm=True),
     "mudd-1.34b-deep": dict(
-        MUDD, n_layer=42, d_model=1536, n_head=24, d_ff=4096, adamw_lr=2e-4, max_steps=49592, warmup_steps=496),
+        MUDD, n_layer=42, d_model=1536, n_head=24, d_ff=4096, adamw_lr=2e-4, max_steps=49592, warmup_steps=496,
+        pre_post_norm=True),
 }

@@ -8,7 +8,8 @@ one each for queries, keys, values and the residual, whose weights are computed 
 The head reads one aggregate (R). Settings: dynamic=False keeps only the static a_i; multiway=False makes one aggregate
 serve all four inputs (DDFormer; with dynamic=False, DenseFormer); `streams` restricts which of q, k, v, r are
 aggregated, the others read X_i. The MLP widths grow linearly from 0.5 to 1.5 d_ff over the depth (ffn_realloc).
-pre_post_norm (used at scale): X^c = X_i + norm'_c( sum_j A_i[c, j] norm_j(X_j) ), a_i = 0 and norm' = 1e-3 at the start.
+pre_post_norm (section 2.5, for deep models): X^c = X_i + norm'_c( sum_j A_i[c, j] norm_j(X_j) ), a_i = 0 and norm' = 1e-3
+at the start. The generator of A_i reads the raw X_i (through RN) there too.
 Sparse forms: aggregate only after every `period`-th block and the last, over sources j = i modulo `dilation`, or over
 the last `window` outputs and the embedding.
 Costs sum_i [ d K_i + K_i^2 + K_i ] parameters with K_i = 4 (i+1) for i < L and K_L = L + 1, and 2 d (L-1) norm gains.
@@ -16,12 +17,15 @@ Costs sum_i [ d K_i + K_i^2 + K_i ] parameters with K_i = 4 (i+1) for i < L and 
 Changed from gpt.py: Config, Config.__post_init__, Attention.forward, Block.__init__, Block.forward, Model.__init__,
     Model.init_weights, Model.forward, Model.stats
 Equal to gpt.py when: ffn_realloc=False, at the start: W2 = 0 and a_i = 1 for j = i, else 0.
-Optimizer: the aggregation matrices go to AdamW, as in the paper, also beside Muon; they are not in the blocks.
+Optimizer: W1, W2 and a go to AdamW at mix_lr, also beside Muon; they are not in the blocks. The paper has a weight
+    decay of 0.1 and names no exception; here nothing outside the blocks decays.
 Paper and code: the code makes the hidden width of the weights 64 (K_i // 64 + 1), of the last 64 (4 K_L // 64 + 1), and
     rounds MLP widths to multiples of 128. Here the paper's K_i, and multiples of 64; released=True takes the code's
     widths, for the released weights. Its PyTorch form rounds the rotary table to bfloat16; here it is not rounded. Its JAX
-    form applies norm' to R alone, by operator precedence; here to all streams. The gate of gated attention, not in the
-    paper, reads the query input.
+    form applies norm' to R alone, by operator precedence, and has the tanh form of GELU; here norm' goes to all streams and
+    GELU is exact, as in the PyTorch form. Equation 10 has X_i inside norm'; its text and
+    code add it behind, as here. Outside the aggregates the paper starts with Xavier normal; here with the common 0.02.
+    The gate of gated attention, not in the paper, reads the query input.
 """
 import math
 from dataclasses import dataclass

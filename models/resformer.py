@@ -16,7 +16,8 @@ Changed from gpt.py: Config, Config.__post_init__, Attention.forward, Block.forw
 Equal to gpt.py when: lambda1 = 0, lambda2 = 1.
 Paper and code: the SATFormer repository takes the softmax over all L-1 later layers, even when only k read, and starts
     `scale` at L; here both go by the number of reading layers, so that lambda1 starts at 1. l starts at zero and lambda2
-    at 0.5, as in that code. Its QK norm has eps 1e-5.
+    at 0.5, as in that code. Its QK norm has eps 1e-5. SATFormer's paper (section 2) holds lambda2 constant across layers;
+    here, as in its code, every layer has its own. ExoFormer's ResFormer row is value_mix=learnable.
 """
 import math
 from dataclasses import dataclass

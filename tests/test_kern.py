@@ -158,6 +158,12 @@ def test_all_experts_together_are_gpt(n_expert):
     torch.testing.assert_close(model(idx)[0], base(idx)[0], rtol=0, atol=1e-11)
 
 
+def router(d_model, n_expert, kind):
+    layer = file.Router(d_model, n_expert, kind)
+    torch.nn.init.normal_(layer.weight, std=0.02)
+    return layer
+
+
 @torch.no_grad()
 def test_properties_of_the_router():
     """The length of W does not count, gamma < 0 changes signs and not choices; KERN's weights at random, as in the docstring."""
@@ -171,12 +177,11 @@ def test_properties_of_the_router():
     layer.router.weight.mul_(3)
     torch.testing.assert_close(layer(x)[0], plain, rtol=1e-4, atol=0)
     for E, k, total in ((16, 2, 0.775), (64, 8, 1.62)):                 # mean of the sum of the k largest
-        router = file.Router(128, E, "kern")
-        assert abs(router(torch.randn(4000, 128)).topk(k).values.sum(-1).mean() - total) < 0.03
+        assert abs(router(128, E, "kern")(torch.randn(4000, 128)).topk(k).values.sum(-1).mean() - total) < 0.03
     for kind in ("softmax", "kern_l1"):
-        assert (file.Router(128, 16, kind)(torch.randn(9, 128)).sum(-1) - 1).abs().max() < 1e-12
-    assert file.Router(128, 16, "kern_l1")(torch.zeros(1, 128)).isfinite().all() and file.Router(128, 16, "kern")(torch.zeros(1, 128)).isfinite().all()
-    rough = file.Router(128, 16, "kern").float()
+        assert (router(128, 16, kind)(torch.randn(9, 128)).sum(-1) - 1).abs().max() < 1e-12
+    assert router(128, 16, "kern_l1")(torch.zeros(1, 128)).isfinite().all() and router(128, 16, "kern")(torch.zeros(1, 128)).isfinite().all()
+    rough = router(128, 16, "kern").float()
     with torch.autocast("cpu", torch.bfloat16):                         # the router computes in fp32
         x = torch.randn(9, 128, dtype=torch.float32)
         torch.testing.assert_close(rough(x).double(), rough.double()(x.double()), rtol=0, atol=1e-6)

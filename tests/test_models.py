@@ -294,6 +294,16 @@ def test_initial_values(name):
     assert loose.head.weight.std() > 0.015 and loose.blocks[0].attn.wo.weight.std() > 0.015
 
 
+@pytest.mark.parametrize("n_layer", [12, 48])
+@pytest.mark.parametrize("name", models.names())
+def test_the_final_norm_is_one_at_the_start(name, n_layer):
+    """norm_eps is small against the states: an embedding of std 0.02 over so many sources still leaves a norm at rms 1."""
+    model, seen = models.build(name, **{**TINY, "n_layer": n_layer}).eval(), []
+    model.final_norm.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    model(tokens(2, 8))
+    assert abs(seen[0].square().mean().sqrt() - 1) < 0.02
+
+
 def test_special_initial_values():
     lambdas = models.build("resformer", **TINY).value_mix()
     torch.testing.assert_close(torch.stack(lambdas), torch.tensor([[1.0, 1.0], [0.5, 0.5]]))

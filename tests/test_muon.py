@@ -236,7 +236,7 @@ def test_state_of_a_run_does_not_depend_on_the_groups(kind):
             self.blocks, self.last = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)]), nn.Parameter(torch.ones(2))
     net = Net()
     matrices, rest = muon.split_params(net)
-    assert [p.shape for p in rest] == [(3,), (5, 4), (4,), (4,), (2,)]
+    assert [p.shape for p in rest] == [(3,), (2,), (5, 4), (4,), (4,)]
     opts = muon.optimizers(net, kind, 0.02, 0.003, 0.1)
     for p in net.parameters():
         p.grad = torch.randn_like(p)
