@@ -340,9 +340,9 @@ def recorded(model):
             record.gates.append(raw.sigmoid().reshape(*raw.shape[:2], n_head, -1))
         if hasattr(attn, "mix"):                                                    # exoformer's, mixed with the anchor's
             return attn.mix.register_forward_hook(lambda m, i, output: keep(output["g"]) if "g" in output else None)
-        if hasattr(attn, "gate") and model.config.__dict__.get("anchor") == "first_layer":
+        if getattr(attn, "gate", None) is not None and model.config.__dict__.get("anchor") == "first_layer":
             return attn.register_forward_hook(lambda m, i, output: keep(output[1]["g"]))
-        if hasattr(attn, "gate"):
+        if getattr(attn, "gate", None) is not None:
             return attn.gate.register_forward_hook(lambda m, i, output: keep(output))
         return None
 

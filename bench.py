@@ -43,26 +43,12 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 import models  # noqa: E402
 import muon  # noqa: E402
+from nanodepth.devices import flops_per_token  # noqa: E402
+from nanodepth.options import parse_spec  # noqa: E402
 
 SHAPE = dict(n_layer=12, d_model=384, n_head=6, vocab_size=8192, seq_len=512)       # without a preset
 FLAGS = ("n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "vocab_size", "seq_len")
 VARIANTS = ("exoformer:mixing=dynamic", "attnres:block_size=8")                     # beside every model as it is
-
-
-def parse_spec(spec):
-    """"name:option=value:..." -> (name, {option: value}). ValueError if there is no such model or option."""
-    name, *words = spec.split(":")
-    types, options = {f.name: f.type for f in fields(models.module(name).Config)}, {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if key not in types or not equals:
-            raise ValueError(f"{spec}: {name} has no option {word!r} (NAME:option=value)")
-        kind = {bool: lambda s: {"true": True, "false": False}[s.lower()], str: str, float: float}.get(types[key], int)
-        try:
-            options[key] = kind(value)
-        except (ValueError, KeyError):
-            raise ValueError(f"{spec}: {value!r} is not a value of {key}") from None
-    return name, options
 
 
 def theory(model, T=None, base=None):
@@ -170,7 +156,7 @@ class Row:
         except ValueError as e:
             raise ValueError(f"{spec}: {e}") from None
         self.n_params = sum(p.numel() for p in self.model.parameters())
-        self.flops = self.model.flops_per_token(args.seq_len)
+        self.flops = flops_per_token(self.model, args.seq_len)
         self.times, self.decode_times = [], []
 
     def place(self, device, shared):

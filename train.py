@@ -36,6 +36,8 @@ from tqdm import tqdm
 import data_prep
 import models
 import muon
+from nanodepth import record
+from nanodepth.devices import flops_per_token
 
 # ------------------------------------------------------------------------------------------------------------ options
 
@@ -378,7 +380,7 @@ def main(argv):
 
     bar = tqdm(total=opt.max_steps, initial=start, unit="step", disable=rank > 0 or not sys.stderr.isatty())
     n_params, n_matrix = (sum(p.numel() for p in some) for some in (model.parameters(), muon.split_params(model)[0]))
-    flops, peak = 3 * model.flops_per_token(opt.seq_len), models.peak_flops(device)    # backward costs twice forward
+    flops, peak = 3 * flops_per_token(model, opt.seq_len), models.peak_flops(device)    # backward costs twice forward
     say(f"{opt.model}, preset {opt.preset}: {n_params:,} parameters, {n_matrix:,} of them in matrices of the blocks "
         f"({opt.optimizer}, the rest adamw); {flops / 1e6:,.1f} MFLOPs per token")
     say(f"{folder}: {data.n_train:,} training tokens, {data.n_val:,} for validation, vocabulary {data.vocab_size:,}")
@@ -407,7 +409,7 @@ def main(argv):
             row |= {"eval_s": time.perf_counter() - began, "peak_bytes": peak_bytes(device)}
             if rank == 0:
                 with autocast:
-                    row["stats"] = model.stats(next(data.val_batches(None, min(micro, 4), opt.seq_len))[0].to(device))
+                    row["stats"] = record.stats(opt.model, model, next(data.val_batches(None, min(micro, 4), opt.seq_len))[0].to(device))
             log("val", step, **row)
             bits = "" if row["bpb"] is None else f" | {row['bpb']:.4f} bits/byte"
             say(f"step {step:5d}/{opt.max_steps} | val {row['loss']:.4f} nats | ppl {row['ppl']:.2f}{bits} "

@@ -6,7 +6,7 @@ all of them: building, loading a run, scoring text, and the papers' presets.
 import argparse
 import math
 import os
-import runpy
+import re
 import typing
 from dataclasses import fields
 from functools import reduce
@@ -181,35 +181,15 @@ def evaluate(model, batches, token_bytes=None, autocast=None, reduce=None):
     return {"loss": loss, "ppl": math.exp(min(loss, 700)), "bpb": bpb, "eval_tokens": int(tokens)}
 
 
+def baseline(name):
+    """The model that `name` is built on, by its docstring's line `Changed from BASELINE.py:`; gpt without such a line."""
+    found = re.search(r"^Changed from (\w+)\.py:", module(name).__doc__ or "", re.M)
+    return found[1] if found else "gpt"
+
+
 def same_shape(Config, base, asked):
     """{field: value} of the Config `base` of another model: as asked for, or else Config's default if it has the field."""
     return {f.name: asked.get(f.name, getattr(Config, f.name, f.default)) for f in fields(base)}
-
-
-def report(Model, Config, neutral=None, rename=lambda weights: weights, base="gpt", **settings):
-    """What `python models/X.py` prints: size and cost beside gpt.py, or another `base`, of the same shape, and, if there is a
-    function neutral(model) that sets the new parameters, how far the logits of a small random model with these settings then
-    are from the base's. rename(weights): a state dict of the base's with the names and shapes that the model has for it."""
-    of_base = runpy.run_path(str(Path(__file__).with_name(f"{base}.py")))
-
-    def pair(**asked):
-        return Model(Config(**asked)), of_base["Model"](of_base["Config"](**same_shape(Config, of_base["Config"], asked)))
-
-    with torch.device("meta"):
-        sizes = [(sum(p.numel() for p in m.parameters()), m.flops_per_token(1024)) for m in pair()]
-    (n, flops), (n0, flops0) = sizes
-    print(f"{n:,} parameters ({n - n0:+,} = {n / n0 - 1:+.3%} against {base}.py); {flops:,.0f} forward FLOPs per token in a "
-          f"context of 1,024 ({flops / flops0 - 1:+.3%})")
-    if neutral:
-        settings |= {"zero_init": False} if hasattr(Config, "zero_init") else {}
-        small = dict(vocab_size=97, n_layer=4, n_head=4, n_kv_head=2, d_model=64, norm_eps=1e-12)
-        model, other = (m.double() for m in pair(**small, **settings))
-        model.load_state_dict(rename(other.state_dict()), strict=False)
-        with torch.no_grad():
-            neutral(model)
-            idx = torch.randint(97, (2, 33))
-            difference = (model(idx)[0] - other(idx)[0]).abs().max()
-        print(f"neutral setting: logits differ from {base}.py's by at most {difference:.0e}")
 
 
 # Named groups of options for train.py and bench.py: differences from the defaults, shape and recipe together. A field

@@ -20,8 +20,7 @@ Costs kernel width (C + H) + width parameters per layer (conv="heads": kernel), 
 (C + H) FLOPs per token and layer, 2.25 times the attention's 4 T d_model at the default shape, with no causal savings;
 2 T d_model more because S is computed twice, here and in the attention kernel. S, U and P + D are kept for backward:
 (2 H + width) T^2 numbers per layer and sequence; the authors compute them again.
-Changed from gpt.py: Config, Config.__post_init__, attend, Attention.__init__, Attention.forward, Model.init_weights,
-    Model.stats
+Changed from gpt.py: Config, Config.__post_init__, attend, Attention.__init__, Attention.forward, Model.init_weights
 Equal to gpt.py when: position="rope", and kernel=0 or conv_out (conv="heads": conv) is zero.
 Optimizer: AdamW, without decay; the authors' code decays the convolutions, p and a with all other weights.
 Paper and code: U is not zero right of the diagonal, and D on the diagonal reads it. In the last rows of a text the
@@ -38,7 +37,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 
 @dataclass
@@ -129,7 +127,7 @@ class Cache:
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
-        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and who sees whom (T, max_len)."""
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and their causal mask (T, max_len)."""
         at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
         self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
         self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
@@ -237,8 +235,8 @@ class Attention(nn.Module):
         self.wo = nn.Linear(c.n_head * c.d_head, c.d_model, bias=False)
         self.q_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
-        if c.gate != "none":
-            self.gate = nn.Linear(c.d_model, c.n_head * (c.d_head if c.gate == "elementwise" else 1), bias=False)
+        n_gate = {"none": 0, "elementwise": c.n_head * c.d_head, "headwise": c.n_head}[c.gate]
+        self.gate = nn.Linear(c.d_model, n_gate, bias=False) if n_gate else None
         self.rotary = c.position == "rope"
         self.score_bias = ScoreBias(c)
 
@@ -251,7 +249,7 @@ class Attention(nn.Module):
         if self.rotary:
             q, k = apply_rope(q, *rope), apply_rope(k, *rope)
         y = attend(q, k, v, self.layer, cache, self.score_bias)                     # (B, T, H, D)
-        if hasattr(self, "gate"):
+        if self.gate is not None:
             y = y * self.gate(x).sigmoid().view(B, T, self.n_head, -1)              # times (B, T, H, D or 1)
         return self.wo(y.reshape(B, T, -1))                                         # (B, T, C)
 
@@ -300,7 +298,7 @@ class Model(nn.Module):
     def init_weights(self):
         """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
         for name, p in self.named_parameters():
-            module, last = name.split(".")[-2:]
+            module, last = f".{name}".split(".")[-2:]
             if module.startswith("conv"):
                 bound = self.get_submodule(name.rpartition(".")[0]).weight[0].numel() ** -0.5
                 p.uniform_(-bound, bound)                                           # torch's own for convolutions
@@ -349,7 +347,7 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss        # else backward also makes, fills and adds a gradient of all logits: 1% of a step
+        return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
@@ -375,47 +373,19 @@ class Model(nn.Module):
                 out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
         return out
 
-    def flops_per_token(self, T):
-        """Forward FLOPs per token at T tokens of context: matrix products and attention, by torch's counter."""
-        with torch.device("meta"):
-            model, idx = type(self)(self.config), torch.zeros(1, T, dtype=torch.long)
-        with FlopCounterMode(display=False) as counter:
-            model(idx)
-        return counter.get_total_flops() / T
 
-    @torch.no_grad()
-    def watch(self, idx, modules):
-        """Outputs of some submodules in a forward pass on idx (B, T), in fp32 and in the order of their calls."""
-        seen = []
-        hooks = [m.register_forward_hook(lambda module, inputs, output: seen.append(output.float())) for m in modules]
-        self.forward(idx)
-        for hook in hooks:
-            hook.remove()
-        return seen
-
-    def stats(self, idx):
-        """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
-        biases = [block.attn.score_bias for block in self.blocks]
-        seen = torch.ones(idx.size(1), idx.size(1), device=idx.device).tril()
-        out = {"delta": [], "neighbours": []} if self.config.kernel else {}
-        for b, d in zip(biases, self.watch(idx, [b.delta for b in biases]) if out else []):     # D (B, H, T, T)
-            n = seen.sum(-1)
-            mean = (d * seen).sum(-1) / n                                           # (B, H, T)
-            out["delta"].append((((d - mean[..., None]).square() * seen).sum(-1) / n).sqrt().mean().item())
-            w = next(b.delta.parameters()).flatten(2).square()                      # (width or 1, C or 1, kernel)
-            out["neighbours"].append(1 - (w[..., self.config.kernel // 2].sum() / w.sum()).item())
-        if self.config.position == "kerple":
-            out |= {f"kerple_{name}": [getattr(b.position, name).mean().item() for b in biases] for name in "pa"}
-        return out
+@torch.no_grad()
+def neutral(model):
+    """Sets the parameters for which the model is gpt.py's. ValueError for settings without such values."""
+    if model.config.position != "rope":
+        raise ValueError("dape has gpt.py's positions with position=rope alone")
+    for block in model.blocks:
+        block.attn.score_bias.delta.conv_out.weight.zero_()
 
 
-if __name__ == "__main__":                      # prints size and cost, and how far the neutral setting is from gpt.py
-    import pathlib
-    import runpy
-
-    def neutral(model):
-        for block in model.blocks:
-            block.attn.score_bias.delta.conv_out.weight.zero_()
-
-    report = runpy.run_path(str(pathlib.Path(__file__).with_name("__init__.py")))["report"]
-    report(Model, Config, neutral, position="rope")
+if __name__ == "__main__":                      # its size, and one training step on random tokens
+    model = Model(Config(vocab_size=256, n_layer=4, n_head=4, d_model=128))
+    optimizer, idx = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(256, (4, 65))
+    model(idx[:, :-1], idx[:, 1:])[1].backward()
+    optimizer.step()
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters; loss after a step: {model(idx[:, :-1], idx[:, 1:])[1]:.4f}")

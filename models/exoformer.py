@@ -13,7 +13,7 @@ normed (default); norm_streams="none" (No Norm); "qk" (Only Q/K Norms); mix_stre
 Costs with full heads 4 d^2 (W_anc) + 8 L (d | heads | 1) + 4 d_head, dynamic also (16 d + 16*8 + 8) L.
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.__init__, Attention.forward, Block.forward, Model,
-    Model.__init__, Model.init_weights, Model.forward, Model.stats
+    Model.__init__, Model.init_weights, Model.forward
 Equal to gpt.py (gated) when: lambda_anchor = 0 and lambda_self = 1 (static) or 2 (dynamic, at its initial gamma = 1/2).
 Optimizer: W_anc and the dynamic mixing matrices go to Muon, as in the authors' code; every lambda to AdamW.
 Paper and code: the paper starts W_2 and b at zero, as here; in the code a later global init overwrites them. The code
@@ -26,7 +26,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 
 @dataclass
@@ -118,7 +117,7 @@ class Cache:
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
-        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and who sees whom (T, max_len)."""
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and their causal mask (T, max_len)."""
         at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
         self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
         self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
@@ -212,20 +211,20 @@ class Attention(nn.Module):
         self.wo = nn.Linear(c.n_head * c.d_head, c.d_model, bias=False)
         self.q_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
-        if c.gate != "none":
-            self.gate = nn.Linear(c.d_model, c.n_head * (c.d_head if c.gate == "elementwise" else 1), bias=False)
+        n_gate = {"none": 0, "elementwise": c.n_head * c.d_head, "headwise": c.n_head}[c.gate]
+        self.gate = nn.Linear(c.d_model, n_gate, bias=False) if n_gate else None
         if layer > 0 or c.anchor == "external":
             self.mix = Mix(c)
 
     def forward(self, x, rope, cache=None, anchors=None):
         B, T, _ = x.shape
-        linears = {"q": self.wq, "k": self.wk, "v": self.wv} | ({"g": self.gate} if hasattr(self, "gate") else {})
+        linears = {"q": self.wq, "k": self.wk, "v": self.wv} | ({} if self.gate is None else {"g": self.gate})
         weights = {s: self.mix.weight(s, w) if hasattr(self, "mix") else w.weight for s, w in linears.items()}
         streams = {s: F.linear(x, w).view(B, T, -1, self.d_head) for s, w in weights.items()}    # (B, T, H or K, D)
         mixed = self.mix(x, streams, anchors) if hasattr(self, "mix") else streams
         q, k = apply_rope(self.q_norm(mixed["q"]), *rope), apply_rope(self.k_norm(mixed["k"]), *rope)
         y = attend(q, k, mixed["v"], self.layer, cache)                             # (B, T, H, D)
-        if hasattr(self, "gate"):
+        if self.gate is not None:
             y = y * mixed["g"].sigmoid()
         return self.wo(y.reshape(B, T, -1)), streams                                # (B, T, C); layer 1: as they are
 
@@ -278,7 +277,7 @@ class Model(nn.Module):
     def init_weights(self):
         """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
         for name, p in self.named_parameters():
-            module = name.split(".")[-2]
+            module = f".{name}".split(".")[-2]
             if module in ("lambda_anchor", "lambda_self"):
                 p.fill_(0.5 if self.config.mixing == "static" else 1.0)             # gamma starts at 0.5
             elif module == "mix_out":
@@ -329,7 +328,7 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss        # else backward also makes, fills and adds a gradient of all logits: 1% of a step
+        return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
@@ -355,42 +354,19 @@ class Model(nn.Module):
                 out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
         return out
 
-    def flops_per_token(self, T):
-        """Forward FLOPs per token at T tokens of context: matrix products and attention, by torch's counter."""
-        with torch.device("meta"):
-            model, idx = type(self)(self.config), torch.zeros(1, T, dtype=torch.long)
-        with FlopCounterMode(display=False) as counter:
-            model(idx)
-        return counter.get_total_flops() / T
 
-    @torch.no_grad()
-    def watch(self, idx, modules):
-        """Outputs of some submodules in a forward pass on idx (B, T), in fp32 and in the order of their calls."""
-        seen = []
-        hooks = [m.register_forward_hook(lambda module, inputs, output: seen.append(output.float())) for m in modules]
-        self.forward(idx)
-        for hook in hooks:
-            hook.remove()
-        return seen
-
-    def stats(self, idx):
-        """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
-        mixes = [block.attn.mix for block in self.blocks if hasattr(block.attn, "mix")]
-        stats = {f"{name}_{s}": [getattr(m, name)[s].mean().item() for m in mixes]
-                 for name in ("lambda_anchor", "lambda_self") for s in self.config.mix_streams}
-        if self.config.mixing == "dynamic":
-            stats["gamma"] = [g.mean().item() for g in self.watch(idx, [m.gamma for m in mixes])]
-        return stats
+@torch.no_grad()
+def neutral(model):
+    """Sets the parameters for which the model is gpt.py's. ValueError for settings without such values."""
+    for block in model.blocks[model.config.anchor == "first_layer":]:
+        for s in model.config.mix_streams:
+            block.attn.mix.lambda_anchor[s].zero_()
+            block.attn.mix.lambda_self[s].fill_(2.0 if model.config.mixing == "dynamic" else 1.0)
 
 
-if __name__ == "__main__":                      # prints size and cost, and how far the neutral setting is from gpt.py
-    import pathlib
-    import runpy
-
-    def neutral(model):
-        for block in model.blocks:
-            for s in model.config.mix_streams:
-                block.attn.mix.lambda_anchor[s].zero_(), block.attn.mix.lambda_self[s].fill_(1.0)
-
-    report = runpy.run_path(str(pathlib.Path(__file__).with_name("__init__.py")))["report"]
-    report(Model, Config, neutral)
+if __name__ == "__main__":                      # its size, and one training step on random tokens
+    model = Model(Config(vocab_size=256, n_layer=4, n_head=4, d_model=128))
+    optimizer, idx = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(256, (4, 65))
+    model(idx[:, :-1], idx[:, 1:])[1].backward()
+    optimizer.step()
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters; loss after a step: {model(idx[:, :-1], idx[:, 1:])[1]:.4f}")

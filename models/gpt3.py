@@ -14,7 +14,7 @@ width 4 d of an MLP are as large as SwiGLU's three of 8/3 d.
 
 Changed from gpt.py: Config, Config.__post_init__, RMSNorm, RMSNorm.__init__, RMSNorm.forward, apply_rope, Attention.__init__,
     Attention.forward, MLP.__init__, MLP.forward, Block.__init__, Block.forward, Model.__init__, Model.init_weights,
-    Model.forward, Model.rope, Model.watch, Model.stats
+    Model.forward, Model.rope
 Equal to gpt.py when: never; it has no rope_theta, qk_norm, gate and zero_init.
 Paper and code: GPT-3 alternates full with banded sparse attention, and ties embedding and head; the papers that compare
     with it use full attention. GPT-2's released code starts the positions at N(0, 0.01) and does not scale wo and w_down,
@@ -28,7 +28,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 
 @dataclass
@@ -78,7 +77,7 @@ class Cache:
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
-        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and who sees whom (T, max_len)."""
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and their causal mask (T, max_len)."""
         at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
         self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
         self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
@@ -156,7 +155,7 @@ class Model(nn.Module):
     def init_weights(self):
         """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
         for name, p in self.named_parameters():
-            module, kind = name.split(".")[-2:]
+            module, kind = f".{name}".split(".")[-2:]
             if kind == "bias":
                 p.zero_()
             elif module.endswith("norm"):
@@ -199,7 +198,7 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss        # else backward also makes, fills and adds a gradient of all logits: 1% of a step
+        return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
@@ -225,22 +224,10 @@ class Model(nn.Module):
                 out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
         return out
 
-    def flops_per_token(self, T):
-        """Forward FLOPs per token at T tokens of context: matrix products and attention, by torch's counter."""
-        with torch.device("meta"):
-            model, idx = type(self)(self.config), torch.zeros(1, T, dtype=torch.long)
-        with FlopCounterMode(display=False) as counter:
-            model(idx)
-        return counter.get_total_flops() / T
 
-    def stats(self, idx):
-        """What the mechanism does on idx (B, T), for the log: nothing, there is none."""
-        return {}
-
-
-if __name__ == "__main__":                      # prints size and cost
-    import pathlib
-    import runpy
-
-    report = runpy.run_path(str(pathlib.Path(__file__).with_name("__init__.py")))["report"]
-    report(Model, Config)
+if __name__ == "__main__":                      # its size, and one training step on random tokens
+    model = Model(Config(vocab_size=256, n_layer=4, n_head=4, d_model=128))
+    optimizer, idx = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(256, (4, 65))
+    model(idx[:, :-1], idx[:, 1:])[1].backward()
+    optimizer.step()
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters; loss after a step: {model(idx[:, :-1], idx[:, 1:])[1]:.4f}")

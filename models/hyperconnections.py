@@ -15,8 +15,7 @@ Costs per sublayer n (n + 2) parameters if static, (C + n) (n + 2) + 2 if dynami
 of which H_res takes (n C + 1) n^2 + 1; and every sublayer moves n streams where gpt.py moves one. The steps of sinkhorn
 are many small kernels.
 
-Changed from gpt.py: Config, Config.__post_init__, Block.__init__, Block.forward, Model.init_weights, Model.forward,
-    Model.stats
+Changed from gpt.py: Config, Config.__post_init__, Block.__init__, Block.forward, Model.init_weights, Model.forward
 Equal to gpt.py when: the maps are those of the start, in every setting, up to norm_eps: the streams are equal, and all
     readers normalise. H_pre prefers another stream in each sublayer, else the streams would stay equal for ever.
 Paper and code: the paper's LayerNorm has gain and bias in its code and none in its parameter counts; here none. It scales
@@ -33,7 +32,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 
 @dataclass
@@ -125,7 +123,7 @@ class Cache:
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
-        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and who sees whom (T, max_len)."""
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and their causal mask (T, max_len)."""
         at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
         self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
         self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
@@ -155,8 +153,8 @@ class Attention(nn.Module):
         self.wo = nn.Linear(c.n_head * c.d_head, c.d_model, bias=False)
         self.q_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
-        if c.gate != "none":
-            self.gate = nn.Linear(c.d_model, c.n_head * (c.d_head if c.gate == "elementwise" else 1), bias=False)
+        n_gate = {"none": 0, "elementwise": c.n_head * c.d_head, "headwise": c.n_head}[c.gate]
+        self.gate = nn.Linear(c.d_model, n_gate, bias=False) if n_gate else None
 
     def forward(self, x, rope, cache=None):
         B, T, _ = x.shape
@@ -165,7 +163,7 @@ class Attention(nn.Module):
         v = self.wv(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
         q, k = apply_rope(self.q_norm(q), *rope), apply_rope(self.k_norm(k), *rope)
         y = attend(q, k, v, self.layer, cache)                                      # (B, T, H, D)
-        if hasattr(self, "gate"):
+        if self.gate is not None:
             y = y * self.gate(x).sigmoid().view(B, T, self.n_head, -1)              # times (B, T, H, D or 1)
         return self.wo(y.reshape(B, T, -1))                                         # (B, T, C)
 
@@ -294,7 +292,7 @@ class Model(nn.Module):
     def init_weights(self):
         """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
         for name, p in self.named_parameters():
-            module, last = name.split(".")[-2:]
+            module, last = f".{name}".split(".")[-2:]
             if last in ("static", "bias"):      # one stream is read, all are written to, all are kept
                 pre, post, res, kept = (0.0, 1.0, 0.0, 1.0) if last == "static" else (-1.0, 0.0, -8.0, 0.0)
                 p[:, 0], p[:, 1], p[:, 2:] = pre, post, res
@@ -348,7 +346,7 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss        # else backward also makes, fills and adds a gradient of all logits: 1% of a step
+        return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
@@ -374,36 +372,14 @@ class Model(nn.Module):
                 out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
         return out
 
-    def flops_per_token(self, T):
-        """Forward FLOPs per token at T tokens of context: matrix products and attention, by torch's counter."""
-        with torch.device("meta"):
-            model, idx = type(self)(self.config), torch.zeros(1, T, dtype=torch.long)
-        with FlopCounterMode(display=False) as counter:
-            model(idx)
-        return counter.get_total_flops() / T
 
-    @torch.no_grad()
-    def watch(self, idx, modules):
-        """Outputs of some submodules in a forward pass on idx (B, T), in fp32 and in the order of their calls."""
-        seen = []
-        hooks = [m.register_forward_hook(lambda module, inputs, output: seen.append(output.float())) for m in modules]
-        self.forward(idx)
-        for hook in hooks:
-            hook.remove()
-        return seen
-
-    def stats(self, idx):
-        """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
-        maps = self.watch(idx, [m for b in self.blocks for m in (b.attn_connection, b.mlp_connection)])
-        pre = [m[..., 0].abs() for m in maps]
-        return {"focus": [(p.amax(-1) / p.sum(-1)).mean().item() for p in pre],     # 1: reads one stream; 1/n: all alike
-                "write": [m[..., 1].mean().item() for m in maps],                   # H_post; 1 at the start
-                "keep": [m[..., 2:].diagonal(dim1=-2, dim2=-1).mean().item() if m.size(-1) > 2 else 1.0 for m in maps]}
+def neutral(model):
+    """Nothing to set."""
 
 
-if __name__ == "__main__":                      # prints size and cost, and how far the neutral setting is from gpt.py
-    import pathlib
-    import runpy
-
-    report = runpy.run_path(str(pathlib.Path(__file__).with_name("__init__.py")))["report"]
-    report(Model, Config, lambda model: None)
+if __name__ == "__main__":                      # its size, and one training step on random tokens
+    model = Model(Config(vocab_size=256, n_layer=4, n_head=4, d_model=128))
+    optimizer, idx = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(256, (4, 65))
+    model(idx[:, :-1], idx[:, 1:])[1].backward()
+    optimizer.step()
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters; loss after a step: {model(idx[:, :-1], idx[:, 1:])[1]:.4f}")

@@ -16,7 +16,7 @@ Costs 3 (E / k - 1) d_model d_ff + E d_model + 1 parameters per layer, and 2 E d
 active as gpt.py has in all, but for the router.
 
 Changed from gpt.py: Config, Config.__post_init__, MLP.__init__, MLP.forward, Block.__init__, Block.forward,
-    Model.init_weights, Model.forward, Model.stats
+    Model.init_weights, Model.forward
 Equal to gpt.py when: router = softmax and n_expert = top_k = 1. No setting of KERN is: without others an expert has r = 0 or 1.
 Optimizer: Muon orthogonalises the experts one by one; W and gamma go to AdamW at mix_lr, without weight decay.
 Paper and code: no code of the authors is known. One equation of the paper has the norm after the ReLU, as kern_l1 has; here
@@ -34,7 +34,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 
 @dataclass
@@ -121,7 +120,7 @@ class Cache:
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
-        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and who sees whom (T, max_len)."""
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and their causal mask (T, max_len)."""
         at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
         self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
         self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
@@ -151,8 +150,8 @@ class Attention(nn.Module):
         self.wo = nn.Linear(c.n_head * c.d_head, c.d_model, bias=False)
         self.q_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
-        if c.gate != "none":
-            self.gate = nn.Linear(c.d_model, c.n_head * (c.d_head if c.gate == "elementwise" else 1), bias=False)
+        n_gate = {"none": 0, "elementwise": c.n_head * c.d_head, "headwise": c.n_head}[c.gate]
+        self.gate = nn.Linear(c.d_model, n_gate, bias=False) if n_gate else None
 
     def forward(self, x, rope, cache=None):
         B, T, _ = x.shape
@@ -161,7 +160,7 @@ class Attention(nn.Module):
         v = self.wv(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
         q, k = apply_rope(self.q_norm(q), *rope), apply_rope(self.k_norm(k), *rope)
         y = attend(q, k, v, self.layer, cache)                                      # (B, T, H, D)
-        if hasattr(self, "gate"):
+        if self.gate is not None:
             y = y * self.gate(x).sigmoid().view(B, T, self.n_head, -1)              # times (B, T, H, D or 1)
         return self.wo(y.reshape(B, T, -1))                                         # (B, T, C)
 
@@ -292,7 +291,7 @@ class Model(nn.Module):
     def init_weights(self):
         """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
         for name, p in self.named_parameters():
-            module, last = name.split(".")[-2:]
+            module, last = f".{name}".split(".")[-2:]
             if module.endswith("norm") or last == "gamma":
                 p.fill_(1.0)
             elif module in ("wo", "w_down", "head") and self.config.zero_init:
@@ -342,7 +341,7 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss        # else backward also makes, fills and adds a gradient of all logits: 1% of a step
+        return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
@@ -368,38 +367,10 @@ class Model(nn.Module):
                 out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
         return out
 
-    def flops_per_token(self, T):
-        """Forward FLOPs per token at T tokens of context: matrix products and attention, by torch's counter."""
-        with torch.device("meta"):
-            model, idx = type(self)(self.config), torch.zeros(1, T, dtype=torch.long)
-        with FlopCounterMode(display=False) as counter:
-            model(idx)
-        return counter.get_total_flops() / T
 
-    @torch.no_grad()
-    def watch(self, idx, modules):
-        """Outputs of some submodules in a forward pass on idx (B, T), in fp32 and in the order of their calls."""
-        seen = []
-        hooks = [m.register_forward_hook(lambda module, inputs, output: seen.append(output.float())) for m in modules]
-        self.forward(idx)
-        for hook in hooks:
-            hook.remove()
-        return seen
-
-    def stats(self, idx):
-        """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
-        tops = [r.topk(self.config.top_k) for r in self.watch(idx, [block.mlp.router for block in self.blocks])]
-        gammas = [block.mlp.gamma.item() if self.config.router == "kern" else 1.0 for block in self.blocks]
-        loads = [top.indices[top.values > 0].bincount(minlength=self.config.n_expert) for top in tops]
-        return {"gamma": gammas,
-                "weight": [gamma * top.values.sum(-1).mean().item() for gamma, top in zip(gammas, tops)],   # of the k together
-                "load": [(load.max() / load.double().mean()).item() for load in loads]}      # of the busiest expert; 1: equal
-
-
-if __name__ == "__main__":                      # prints size and cost, and how far the neutral setting is from gpt.py
-    import pathlib
-    import runpy
-
-    report = runpy.run_path(str(pathlib.Path(__file__).with_name("__init__.py")))["report"]
-    report(Model, Config, lambda model: None, router="softmax", n_expert=1, top_k=1, rename=lambda weights: {
-        key.replace("mlp.w", "mlp.experts.w"): w[None] if "mlp.w" in key else w for key, w in weights.items()})
+if __name__ == "__main__":                      # its size, and one training step on random tokens
+    model = Model(Config(vocab_size=256, n_layer=4, n_head=4, d_model=128))
+    optimizer, idx = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(256, (4, 65))
+    model(idx[:, :-1], idx[:, 1:])[1].backward()
+    optimizer.step()
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters; loss after a step: {model(idx[:, :-1], idx[:, 1:])[1]:.4f}")

@@ -15,7 +15,7 @@ the last `window` outputs and the embedding.
 Costs sum_i [ d K_i + K_i^2 + K_i ] parameters with K_i = 4 (i+1) for i < L and K_L = L + 1, and 2 d (L-1) norm gains.
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.forward, Block.__init__, Block.forward, Model.__init__,
-    Model.init_weights, Model.forward, Model.stats
+    Model.init_weights, Model.forward
 Equal to gpt.py when: ffn_realloc=False, at the start: W2 = 0 and a_i = 1 for j = i, else 0.
 Optimizer: W1, W2 and a go to AdamW at mix_lr, also beside Muon; they are not in the blocks. The paper has a weight
     decay of 0.1 and names no exception; here nothing outside the blocks decays.
@@ -33,7 +33,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 
 @dataclass
@@ -125,7 +124,7 @@ class Cache:
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
-        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and who sees whom (T, max_len)."""
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and their causal mask (T, max_len)."""
         at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
         self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
         self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
@@ -155,8 +154,8 @@ class Attention(nn.Module):
         self.wo = nn.Linear(c.n_head * c.d_head, c.d_model, bias=False)
         self.q_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
-        if c.gate != "none":
-            self.gate = nn.Linear(c.d_model, c.n_head * (c.d_head if c.gate == "elementwise" else 1), bias=False)
+        n_gate = {"none": 0, "elementwise": c.n_head * c.d_head, "headwise": c.n_head}[c.gate]
+        self.gate = nn.Linear(c.d_model, n_gate, bias=False) if n_gate else None
 
     def forward(self, x, x_k, x_v, gains, rope, cache=None):
         """x, x_k, x_v: normalised, without the gains. Those go into the matrices, which are smaller."""
@@ -166,7 +165,7 @@ class Attention(nn.Module):
         v = F.linear(x_v, self.wv.weight * gains[2]).view(B, T, self.n_kv_head, self.d_head)     # (B, T, K, D)
         q, k = apply_rope(self.q_norm(q), *rope), apply_rope(self.k_norm(k), *rope)
         y = attend(q, k, v, self.layer, cache)                                      # (B, T, H, D)
-        if hasattr(self, "gate"):
+        if self.gate is not None:
             y = y * self.gate(x * gains[0]).sigmoid().view(B, T, self.n_head, -1)   # times (B, T, H, D or 1)
         return self.wo(y.reshape(B, T, -1))                                         # (B, T, C)
 
@@ -305,7 +304,7 @@ class Model(nn.Module):
     def init_weights(self):
         """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
         for name, p in self.named_parameters():
-            module, last = name.split(".")[-2:]
+            module, last = f".{name}".split(".")[-2:]
             if last == "a":
                 p.zero_()
                 if not self.config.pre_post_norm:
@@ -368,7 +367,7 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss        # else backward also makes, fills and adds a gradient of all logits: 1% of a step
+        return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
@@ -394,34 +393,16 @@ class Model(nn.Module):
                 out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
         return out
 
-    def flops_per_token(self, T):
-        """Forward FLOPs per token at T tokens of context: matrix products and attention, by torch's counter."""
-        with torch.device("meta"):
-            model, idx = type(self)(self.config), torch.zeros(1, T, dtype=torch.long)
-        with FlopCounterMode(display=False) as counter:
-            model(idx)
-        return counter.get_total_flops() / T
 
-    @torch.no_grad()
-    def watch(self, idx, modules):
-        """Outputs of some submodules in a forward pass on idx (B, T), in fp32 and in the order of their calls."""
-        seen = []
-        hooks = [m.register_forward_hook(lambda module, inputs, output: seen.append(output.float())) for m in modules]
-        self.forward(idx)
-        for hook in hooks:
-            hook.remove()
-        return seen
-
-    def stats(self, idx):
-        """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
-        weights = self.watch(idx, [aggregate.weights for aggregate in self.aggregate.values()])
-        return {"on_last": [A[..., -1].mean().item() for A in weights],             # weight of X_i; 1 at the start
-                "on_earlier": [A[..., :-1].abs().sum(-1).mean().item() for A in weights]}
+def neutral(model):
+    """Nothing to set. ValueError for settings that are never the baseline's."""
+    if model.config.ffn_realloc:
+        raise ValueError("ffn_realloc gives the MLPs other widths than gpt.py's")
 
 
-if __name__ == "__main__":                      # prints size and cost, and how far the neutral setting is from gpt.py
-    import pathlib
-    import runpy
-
-    report = runpy.run_path(str(pathlib.Path(__file__).with_name("__init__.py")))["report"]
-    report(Model, Config, lambda model: None, ffn_realloc=False)
+if __name__ == "__main__":                      # its size, and one training step on random tokens
+    model = Model(Config(vocab_size=256, n_layer=4, n_head=4, d_model=128))
+    optimizer, idx = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(256, (4, 65))
+    model(idx[:, :-1], idx[:, 1:])[1].backward()
+    optimizer.step()
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters; loss after a step: {model(idx[:, :-1], idx[:, 1:])[1]:.4f}")

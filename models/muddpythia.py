@@ -11,7 +11,7 @@ of norms.
 muddformer.py has the same on gpt.py, with the paper's ablations and a quicker sum for eager mode.
 
 Changed from pythia.py: Config, Config.__post_init__, Attention.forward, Block.__init__, Block.forward, Model.__init__,
-    Model.init_weights, Model.forward, Model.stats
+    Model.init_weights, Model.forward
 Equal to pythia.py when: ffn_realloc=False, at the start: W2 = 0 and a_i = 1 for j = i, else 0.
 Optimizer: the aggregation matrices go to AdamW, also beside Muon; they are not in the blocks.
 Paper and code: the paper says that all but the connections is Pythia's; the released weights also have QK norm, which is not
@@ -25,7 +25,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 
 @dataclass
@@ -86,7 +85,7 @@ class Cache:
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
-        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and who sees whom (T, max_len)."""
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and their causal mask (T, max_len)."""
         at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
         self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
         self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
@@ -202,7 +201,7 @@ class Model(nn.Module):
         """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
         c = self.config
         for name, p in self.named_parameters():
-            module, kind = name.split(".")[-2:]
+            module, kind = f".{name}".split(".")[-2:]
             if kind == "bias" or module == "w2":
                 p.zero_()
             elif kind == "a":
@@ -255,7 +254,7 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss        # else backward also makes, fills and adds a gradient of all logits: 1% of a step
+        return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
@@ -281,34 +280,16 @@ class Model(nn.Module):
                 out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
         return out
 
-    def flops_per_token(self, T):
-        """Forward FLOPs per token at T tokens of context: matrix products and attention, by torch's counter."""
-        with torch.device("meta"):
-            model, idx = type(self)(self.config), torch.zeros(1, T, dtype=torch.long)
-        with FlopCounterMode(display=False) as counter:
-            model(idx)
-        return counter.get_total_flops() / T
 
-    @torch.no_grad()
-    def watch(self, idx, modules):
-        """Outputs of some submodules in a forward pass on idx (B, T), in fp32 and in the order of their calls."""
-        seen = []
-        hooks = [m.register_forward_hook(lambda module, inputs, output: seen.append(output.float())) for m in modules]
-        self.forward(idx)
-        for hook in hooks:
-            hook.remove()
-        return seen
-
-    def stats(self, idx):
-        """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
-        weights = self.watch(idx, [aggregate.weights for aggregate in self.aggregate.values()])
-        return {"on_last": [A[..., -1].mean().item() for A in weights],             # weight of X_i; 1 at the start
-                "on_earlier": [A[..., :-1].abs().sum(-1).mean().item() for A in weights]}
+def neutral(model):
+    """Nothing to set. ValueError for settings that are never the baseline's."""
+    if model.config.ffn_realloc:
+        raise ValueError("ffn_realloc gives the MLPs other widths than pythia.py's")
 
 
-if __name__ == "__main__":                      # prints size and cost, and how far the neutral setting is from pythia.py
-    import pathlib
-    import runpy
-
-    report = runpy.run_path(str(pathlib.Path(__file__).with_name("__init__.py")))["report"]
-    report(Model, Config, lambda model: None, base="pythia", ffn_realloc=False)
+if __name__ == "__main__":                      # its size, and one training step on random tokens
+    model = Model(Config(vocab_size=256, n_layer=4, n_head=4, d_model=128))
+    optimizer, idx = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(256, (4, 65))
+    model(idx[:, :-1], idx[:, 1:])[1].backward()
+    optimizer.step()
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters; loss after a step: {model(idx[:, :-1], idx[:, 1:])[1]:.4f}")

@@ -19,7 +19,7 @@ tokens once, and in the other layers of the self-decoder a window or a state; pr
 
 Changed from gpt.py: Config, Config.__post_init__, apply_rope, Cache, Cache.__init__, Attention.__init__,
     Attention.forward, Block.__init__, Block.forward, Model.__init__, Model.init_weights, Model.forward, Model.rope,
-    Model.generate, Model.stats
+    Model.generate
 Equal to gpt.py when: never. It has no positions, and a Mamba layer is no attention.
 Optimizer: A_log, D, dt_bias and the convolution go to AdamW without decay, the matrices of all mixers to Muon.
 Paper and code: the code asks for L a multiple of 4, which h = L / 2 is made for. It draws w_dt from N(0, 0.02) unless it
@@ -38,7 +38,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.flop_counter import FlopCounterMode
 
 
 @dataclass
@@ -135,7 +134,7 @@ class Cache:
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
-        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and who sees whom (T, max_len)."""
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and their causal mask (T, max_len)."""
         at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
         self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
         self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
@@ -196,8 +195,8 @@ class Attention(nn.Module):
             self.wk = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False)
             self.wv = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False)
             self.k_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
-        if c.gate != "none":
-            self.gate = nn.Linear(c.d_model, c.n_head * (c.d_head if c.gate == "elementwise" else 1), bias=False)
+        n_gate = {"none": 0, "elementwise": c.n_head * c.d_head, "headwise": c.n_head}[c.gate]
+        self.gate = nn.Linear(c.d_model, n_gate, bias=False) if n_gate else None
 
     def keys_values(self, x):
         k, v = (w(x).unflatten(-1, (self.n_kv_head, self.d_head)) for w in (self.wk, self.wv))
@@ -213,7 +212,7 @@ class Attention(nn.Module):
             y = attend_window(q, k, v, self.layer, cache, self.window)              # (B, T, H, D)
         else:
             y = attend(q, k, v, self.shared_layer, cache)                           # cross stores the same k, v once more
-        if hasattr(self, "gate"):
+        if self.gate is not None:
             y = y * self.gate(x).sigmoid().view(B, T, self.n_head, -1)              # times (B, T, H, D or 1)
         return self.wo(y.reshape(B, T, -1))                                         # (B, T, C)
 
@@ -347,7 +346,7 @@ class Model(nn.Module):
     def init_weights(self):
         """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
         for name, p in self.named_parameters():
-            module, last = name.split(".")[-2:]
+            module, last = f".{name}".split(".")[-2:]
             if last == "A_log":
                 p.copy_(torch.arange(1, p.size(1) + 1).log().expand_as(p))
             elif last == "D":
@@ -407,7 +406,7 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss        # else backward also makes, fills and adds a gradient of all logits: 1% of a step
+        return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
@@ -435,37 +434,10 @@ class Model(nn.Module):
                 out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
         return out
 
-    def flops_per_token(self, T):
-        """Forward FLOPs per token at T tokens of context: matrix products and attention, by torch's counter."""
-        with torch.device("meta"):
-            model, idx = type(self)(self.config), torch.zeros(1, T, dtype=torch.long)
-        with FlopCounterMode(display=False) as counter:
-            model(idx)
-        return counter.get_total_flops() / T
 
-    @torch.no_grad()
-    def watch(self, idx, modules):
-        """Outputs of some submodules in a forward pass on idx (B, T), in fp32 and in the order of their calls."""
-        seen = []
-        hooks = [m.register_forward_hook(lambda module, inputs, output: seen.append(output.float())) for m in modules]
-        self.forward(idx)
-        for hook in hooks:
-            hook.remove()
-        return seen
-
-    def stats(self, idx):
-        """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
-        mambas, gmus = ([block.attn for block in self.blocks if isinstance(block.attn, kind)] for kind in (Mamba, GMU))
-        raw = self.watch(idx, [layer.w_dt for layer in mambas] + [layer.w_gate for layer in gmus])
-        steps = [F.softplus(dt + layer.dt_bias).mean().item() for dt, layer in zip(raw, mambas)]
-        gate = F.silu if self.config.gmu == "silu" else torch.sigmoid
-        gates = [gate(g).abs().mean().item() for g in raw[len(mambas):]]
-        return {"dt": steps, "memory_gate": gates} if gates else {"dt": steps}
-
-
-if __name__ == "__main__":                      # prints size and cost
-    import pathlib
-    import runpy
-
-    report = runpy.run_path(str(pathlib.Path(__file__).with_name("__init__.py")))["report"]
-    report(Model, Config)
+if __name__ == "__main__":                      # its size, and one training step on random tokens
+    model = Model(Config(vocab_size=256, n_layer=4, n_head=4, d_model=128))
+    optimizer, idx = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(256, (4, 65))
+    model(idx[:, :-1], idx[:, 1:])[1].backward()
+    optimizer.step()
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters; loss after a step: {model(idx[:, :-1], idx[:, 1:])[1]:.4f}")

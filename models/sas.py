@@ -17,7 +17,7 @@ S times (in training S D_sim / D, by padding). The cache grows as both: it holds
 them again for every new token would cost far more.
 
 Changed from gpt.py: Config, Config.__post_init__, Cache, Cache.__init__, attend, Attention.__init__, Attention.forward,
-    Model.__init__, Model.init_weights, Model.stats
+    Model.__init__, Model.init_weights
 Equal to gpt.py when: d_sim = d_head, conv copies the heads S times, W = I, and the other maps are 0; in the blog's
     form, W_q = W_k = I and the g of a head sum to 1.
 Optimizer: W and W' are matrices inside the blocks, for Muon; the other new parameters go to AdamW, undecayed.
@@ -36,7 +36,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 
 @dataclass
@@ -125,7 +124,7 @@ class Cache:
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
-        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and who sees whom (T, max_len)."""
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and their causal mask (T, max_len)."""
         at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
         self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
         self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
@@ -201,8 +200,8 @@ class Attention(nn.Module):
             self.sim_gate = nn.Parameter(torch.empty(c.n_sim, c.n_head))
         self.q_norm = RMSNorm(c.d_sim, c.norm_eps) if c.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(c.d_sim, c.norm_eps) if c.qk_norm else nn.Identity()
-        if c.gate != "none":
-            self.gate = nn.Linear(c.d_model, c.n_head * (c.d_head if c.gate == "elementwise" else 1), bias=False)
+        n_gate = {"none": 0, "elementwise": c.n_head * c.d_head, "headwise": c.n_head}[c.gate]
+        self.gate = nn.Linear(c.d_model, n_gate, bias=False) if n_gate else None
 
     def forward(self, x, rope, cache=None):
         B, T, _ = x.shape
@@ -214,7 +213,7 @@ class Attention(nn.Module):
         q, k = apply_rope(self.q_norm(q), *rope), apply_rope(self.k_norm(k), *rope)
         y = attend(q, k, v, self.layer, cache).unflatten(2, (self.n_sim, self.n_head))   # (B, T, S, H, D)
         y = (y * self.sim_gate[..., None]).sum(2) if hasattr(self, "sim_gate") else y.mean(2)    # PEAA: (B, T, H, D)
-        if hasattr(self, "gate"):
+        if self.gate is not None:
             y = y * self.gate(x).sigmoid().view(B, T, self.n_head, -1)              # times (B, T, H, D or 1)
         return self.wo(y.reshape(B, T, -1))                                         # (B, T, C)
 
@@ -263,7 +262,7 @@ class Model(nn.Module):
     def init_weights(self):
         """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
         for name, p in self.named_parameters():
-            module, last = name.split(".")[-2:]
+            module, last = f".{name}".split(".")[-2:]
             if module.endswith("norm"):
                 p.fill_(1.0)
             elif last == "sim_gate":
@@ -314,7 +313,7 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss        # else backward also makes, fills and adds a gradient of all logits: 1% of a step
+        return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
@@ -340,47 +339,25 @@ class Model(nn.Module):
                 out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
         return out
 
-    def flops_per_token(self, T):
-        """Forward FLOPs per token at T tokens of context: matrix products and attention, by torch's counter."""
-        with torch.device("meta"):
-            model, idx = type(self)(self.config), torch.zeros(1, T, dtype=torch.long)
-        with FlopCounterMode(display=False) as counter:
-            model(idx)
-        return counter.get_total_flops() / T
 
-    @torch.no_grad()
-    def watch(self, idx, modules):
-        """Outputs of some submodules in a forward pass on idx (B, T), in fp32 and in the order of their calls."""
-        seen = []
-        hooks = [m.register_forward_hook(lambda module, inputs, output: seen.append(output.float())) for m in modules]
-        self.forward(idx)
-        for hook in hooks:
-            hook.remove()
-        return seen
-
-    def stats(self, idx):
-        """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
-        parts = [name for name in ("sim_q", "sim_k", "sim_v") if hasattr(self.blocks[0].attn, name)]
-        ranks = []                                                                  # of a token's S N heads: 1 .. S N
-        for x in self.watch(idx, [getattr(block.attn, name) for block in self.blocks for name in parts]):
-            gram = (x @ x.mT).float()                                               # (B, T, S N, S N)
-            ranks.append((gram.diagonal(dim1=-2, dim2=-1).sum(-1).square() / gram.square().sum((-2, -1))).mean().item())
-        return {f"{name}_rank": ranks[i::len(parts)] for i, name in enumerate(parts)}
+@torch.no_grad()
+def neutral(model):
+    """Sets the parameters for which the model is gpt.py's. ValueError for settings without such values."""
+    if model.config.simulation != "convolution" or model.config.d_sim != model.config.d_head:
+        raise ValueError("sas copies gpt.py's heads with d_sim = d_head and its own simulation alone")
+    for module in model.modules():
+        if isinstance(module, (SimulatedHeads, SimulatedFeatures)):
+            for p in module.parameters():
+                p.zero_()
+            if isinstance(module, SimulatedHeads):
+                nn.init.dirac_(module.expand.weight, groups=model.config.n_sim)
+            else:
+                nn.init.eye_(module.expand.weight)
 
 
-if __name__ == "__main__":                      # prints size and cost, and how far the neutral setting is from gpt.py
-    import pathlib
-    import runpy
-
-    def neutral(model):
-        for module in model.modules():
-            if isinstance(module, (SimulatedHeads, SimulatedFeatures)):
-                for p in module.parameters():
-                    p.zero_()
-                if isinstance(module, SimulatedHeads):
-                    nn.init.dirac_(module.expand.weight, groups=model.config.n_sim)
-                else:
-                    nn.init.eye_(module.expand.weight)
-
-    report = runpy.run_path(str(pathlib.Path(__file__).with_name("__init__.py")))["report"]
-    report(Model, Config, neutral, d_sim=16)
+if __name__ == "__main__":                      # its size, and one training step on random tokens
+    model = Model(Config(vocab_size=256, n_layer=4, n_head=4, d_model=128))
+    optimizer, idx = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(256, (4, 65))
+    model(idx[:, :-1], idx[:, 1:])[1].backward()
+    optimizer.step()
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters; loss after a step: {model(idx[:, :-1], idx[:, 1:])[1]:.4f}")

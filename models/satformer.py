@@ -9,7 +9,7 @@ alpha_n (B, T, K) has one number per KV head; v_1 is the raw value projection of
 Costs d_model * n_kv_head parameters per reading layer.
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.__init__, Attention.forward, Block.forward,
-    Model.init_weights, Model.forward, Model.stats
+    Model.init_weights, Model.forward
 Equal to gpt.py when: W_alpha = 0 and act is relu, tanh or identity. (Do not train relu from there: its gradient is 0.)
 Paper and code: the paper initialises W_alpha Kaiming-uniform, its code N(0, 0.02) like every other matrix; here as the
     code. Its QK norm has eps 1e-5, all its other norms 1e-6; here all have norm_eps. The paper decays all parameters;
@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 
 @dataclass
@@ -105,7 +104,7 @@ class Cache:
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
-        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and who sees whom (T, max_len)."""
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and their causal mask (T, max_len)."""
         at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
         self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
         self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
@@ -150,8 +149,8 @@ class Attention(nn.Module):
         self.wo = nn.Linear(c.n_head * c.d_head, c.d_model, bias=False)
         self.q_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
-        if c.gate != "none":
-            self.gate = nn.Linear(c.d_model, c.n_head * (c.d_head if c.gate == "elementwise" else 1), bias=False)
+        n_gate = {"none": 0, "elementwise": c.n_head * c.d_head, "headwise": c.n_head}[c.gate]
+        self.gate = nn.Linear(c.d_model, n_gate, bias=False) if n_gate else None
         if layer >= c.n_layer - c.last_k:
             self.value_gate = ValueGate(c.d_model, c.n_kv_head, c.value_act)
 
@@ -165,7 +164,7 @@ class Attention(nn.Module):
             v = torch.addcmul(v, self.value_gate(x)[..., None].type_as(v), v_first)  # + alpha (B, T, K, 1) times v_1
         q, k = apply_rope(self.q_norm(q), *rope), apply_rope(self.k_norm(k), *rope)
         y = attend(q, k, v, self.layer, cache)                                      # (B, T, H, D)
-        if hasattr(self, "gate"):
+        if self.gate is not None:
             y = y * self.gate(x).sigmoid().view(B, T, self.n_head, -1)              # times (B, T, H, D or 1)
         return self.wo(y.reshape(B, T, -1)), v_first                                # (B, T, C), (B, T, K, D)
 
@@ -215,7 +214,7 @@ class Model(nn.Module):
     def init_weights(self):
         """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
         for name, p in self.named_parameters():
-            module = name.split(".")[-2]
+            module = f".{name}".split(".")[-2]
             if module.endswith("norm"):
                 p.fill_(1.0)
             elif module in ("wo", "w_down", "head") and self.config.zero_init:
@@ -260,7 +259,7 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss        # else backward also makes, fills and adds a gradient of all logits: 1% of a step
+        return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
@@ -286,38 +285,19 @@ class Model(nn.Module):
                 out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
         return out
 
-    def flops_per_token(self, T):
-        """Forward FLOPs per token at T tokens of context: matrix products and attention, by torch's counter."""
-        with torch.device("meta"):
-            model, idx = type(self)(self.config), torch.zeros(1, T, dtype=torch.long)
-        with FlopCounterMode(display=False) as counter:
-            model(idx)
-        return counter.get_total_flops() / T
 
-    @torch.no_grad()
-    def watch(self, idx, modules):
-        """Outputs of some submodules in a forward pass on idx (B, T), in fp32 and in the order of their calls."""
-        seen = []
-        hooks = [m.register_forward_hook(lambda module, inputs, output: seen.append(output.float())) for m in modules]
-        self.forward(idx)
-        for hook in hooks:
-            hook.remove()
-        return seen
-
-    def stats(self, idx):
-        """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
-        alphas = self.watch(idx, [b.attn.value_gate for b in self.blocks if hasattr(b.attn, "value_gate")])
-        return {"value_gate": [a.mean().item() for a in alphas],
-                "value_gate_zeros": [(a == 0).float().mean().item() for a in alphas]}
+@torch.no_grad()
+def neutral(model):
+    """Sets the parameters for which the model is gpt.py's. ValueError for settings without such values."""
+    if model.config.value_act not in ("relu", "tanh", "identity"):
+        raise ValueError(f"value_act {model.config.value_act} is not zero at W_alpha = 0")
+    for block in model.blocks[-model.config.last_k:]:
+        block.attn.value_gate.weight.zero_()
 
 
-if __name__ == "__main__":                      # prints size and cost, and how far the neutral setting is from gpt.py
-    import pathlib
-    import runpy
-
-    def neutral(model):
-        for block in model.blocks[1:]:
-            block.attn.value_gate.weight.zero_()
-
-    report = runpy.run_path(str(pathlib.Path(__file__).with_name("__init__.py")))["report"]
-    report(Model, Config, neutral)
+if __name__ == "__main__":                      # its size, and one training step on random tokens
+    model = Model(Config(vocab_size=256, n_layer=4, n_head=4, d_model=128))
+    optimizer, idx = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(256, (4, 65))
+    model(idx[:, :-1], idx[:, 1:])[1].backward()
+    optimizer.step()
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters; loss after a step: {model(idx[:, :-1], idx[:, 1:])[1]:.4f}")

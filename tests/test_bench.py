@@ -11,6 +11,7 @@ import torch
 
 import bench
 import models
+from nanodepth.devices import flops_per_token
 
 ROOT = Path(__file__).parent.parent
 SHAPE = dict(vocab_size=50, n_layer=4, n_head=4, n_kv_head=2, d_model=64, d_ff=128, max_len=64)
@@ -41,7 +42,7 @@ def test_the_papers_formulas_give_the_counted_sizes(name, options):
     base = models.build("gpt", **{**SHAPE, "n_kv_head": model.config.n_kv_head}, gate=getattr(model.config, "gate", "none"))
     params, flops, read = bench.theory(model)
     assert params == sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in base.parameters())
-    counted = model.flops_per_token(64) - base.flops_per_token(64)
+    counted = flops_per_token(model, 64) - flops_per_token(base, 64)
     if name == "attnres":                       # its scores are matrix products, of each source with the readers to come
         assert 0 < counted < flops
     elif name == "denseformer":
@@ -108,7 +109,7 @@ def test_formulas_of_sambay(options):
         params, flops, read = bench.theory(model, T)
         assert params == sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in base.parameters())
         beyond = of("window") * 4 * SHAPE["d_model"] * (c.window - 1) if c.window < T else 0
-        assert model.flops_per_token(T) - base.flops_per_token(T) == flops - mixing + beyond
+        assert flops_per_token(model, T) - flops_per_token(base, T) == flops - mixing + beyond
         assert read == of("gmu") * E
     assert bench.theory(model) == bench.theory(model, 64)
 

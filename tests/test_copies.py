@@ -52,7 +52,7 @@ def test_pieces_that_only_the_others_share_are_equal():
     base, seen = pieces(MODELS / "gpt.py"), {}
     for path in OTHERS:
         for name, text in pieces(path).items():
-            if name not in base:
+            if name not in base and name not in ("costs", "neutral"):
                 first = seen.setdefault(name, (path.name, text))
                 assert text == first[1], f"{name} differs between {first[0]} and {path.name}"
 
@@ -73,7 +73,7 @@ def test_a_model_file_stands_alone(path):
     tree = ast.parse(path.read_text())
     imported = {(n.module or "") if isinstance(n, ast.ImportFrom) else a.name
                 for n in ast.walk(tree) if isinstance(n, (ast.Import, ast.ImportFrom)) for a in n.names}
-    assert {name.split(".")[0] for name in imported} <= {"torch", "math", "dataclasses", "runpy", "pathlib"}
+    assert {name.split(".")[0] for name in imported} <= {"torch", "math", "dataclasses"}
     assert all(isinstance(n, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.If, ast.Expr)) for n in tree.body)
     for line in pieces(path)["Config"].splitlines():
         if re.match(r"    \w+: ", line):

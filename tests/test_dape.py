@@ -9,6 +9,7 @@ from test_equations import add, compare, float64, linear, mlp_sublayer, norm, pr
 
 import analyze
 import models
+from nanodepth import record
 
 SLOPES = {4: [-2, -4, -6, -8], 6: [-2, -4, -6, -8, -1, -3], 12: [-1, -2, -3, -4, -5, -6, -7, -8, -0.5, -1.5, -2.5, -3.5]}  # log2
 
@@ -149,7 +150,7 @@ def test_without_convolutions():
     base.load_state_dict(model.state_dict())
     torch.testing.assert_close(model(idx)[0], base(idx)[0], rtol=0, atol=1e-12)
     plain = setup("dape", position="none", kernel=0)[0]
-    assert plain.stats(idx) == {}
+    assert record.stats("dape", plain, idx) == {}
     cache = models.module("dape").Cache(plain, 2, 9)
     logits = torch.cat([plain(part, cache=cache)[0] for part in idx.split((4, 1, 2), dim=1)], dim=1)
     torch.testing.assert_close(logits, plain(idx)[0], rtol=0, atol=1e-12)
@@ -243,7 +244,7 @@ def test_stats():
     deltas = []
     for block in model.blocks:
         block.attn.score_bias.delta.register_forward_hook(lambda module, inputs, output: deltas.append(output))
-    found = model.stats(idx)
+    found = record.stats("dape", model, idx)
     for n, block in enumerate(model.blocks):
         sds = [deltas[n][b, h, t, :t + 1].std(correction=0).item() for b in range(2) for h in range(4) for t in range(7)]
         assert found["delta"][n] == pytest.approx(sum(sds) / len(sds))
@@ -251,6 +252,6 @@ def test_stats():
         assert found["neighbours"][n] == pytest.approx(((w[..., 0].sum() + w[..., 2].sum()) / w.sum()).item())
         assert found["kerple_p"][n] == pytest.approx(block.attn.score_bias.position.p.mean().item())
         assert found["kerple_a"][n] == pytest.approx(block.attn.score_bias.position.a.mean().item())
-    assert set(setup("dape", n_layer=2, kernel=0)[0].stats(idx)) == {"kerple_p", "kerple_a"}
+    assert set(record.stats("dape", setup("dape", n_layer=2, kernel=0)[0], idx)) == {"kerple_p", "kerple_a"}
     one = setup("dape", **dict(HEADS, position="none", kernel=1))[0]
-    assert set(one.stats(idx)) == {"delta", "neighbours"} and one.stats(idx)["neighbours"] == [0.0, 0.0]
+    assert set(record.stats("dape", one, idx)) == {"delta", "neighbours"} and record.stats("dape", one, idx)["neighbours"] == [0.0, 0.0]

@@ -4,6 +4,7 @@ import torch
 from test_equations import add, attend, compare, float64, mlp_sublayer, norm, project, setup  # noqa: F401  (float64: autouse)
 
 import models
+from nanodepth import record
 
 
 def denseformer(p, c, x):
@@ -92,5 +93,5 @@ def test_stats():
     model = setup("denseformer", dilation=2, n_layer=4)[0]
     with torch.no_grad():
         model.average["4"].alpha.copy_(torch.tensor([0.5, -0.25, 2.0]))
-    found = model.stats(torch.zeros(1, 2, dtype=torch.long))
+    found = record.stats("denseformer", model, torch.zeros(1, 2, dtype=torch.long))
     assert found["on_last"][3] == 2.0 and found["on_earlier"][3] == 0.75 and found["on_earlier"][0] == 0.0

@@ -6,6 +6,7 @@ import torch
 from test_equations import attend, add, compare, float64, mlp, norm, project, rms, setup  # noqa: F401  (float64: autouse)
 
 import models
+from nanodepth import record
 
 SPHERE = ("geodesic", "unprojected")
 
@@ -220,7 +221,7 @@ def test_decays_and_initial_values(kind, wanted):
     for block, decay in zip(model.blocks, wanted, strict=True):
         for found in (block.attn_geodesic, block.mlp_geodesic):
             assert found.decay == pytest.approx(decay) and found.scale.item() == 1
-    stats = model.stats(torch.arange(8)[None])
+    stats = record.stats("geonorm", model, torch.arange(8)[None])
     assert stats["attn_step"] == stats["mlp_step"] == pytest.approx(wanted) and max(stats["angle"]) < 1e-6
 
 
@@ -229,20 +230,20 @@ def test_the_other_updates_have_gpts_parameters(update):
     shape = dict(vocab_size=31, n_layer=4, n_head=2, d_model=16)
     model, base = models.build("geonorm", update=update, **shape), models.build("gpt", **shape)
     assert [(key, p.shape) for key, p in model.named_parameters()] == [(key, p.shape) for key, p in base.named_parameters()]
-    assert set(model.stats(torch.arange(8)[None])) == {"angle"}
+    assert set(record.stats("geonorm", model, torch.arange(8)[None])) == {"angle"}
 
 
 @pytest.mark.parametrize("update", SPHERE)
 @torch.no_grad()
 def test_every_state_of_a_model_lies_on_the_sphere(update):
     model, _, _, idx, _ = setup("geonorm", **{**DEFAULT, "update": update, "norm_eps": 1e-12})
-    states = model.watch(idx, model.blocks)
+    states = record.watch(model, idx, model.blocks)
     assert all(torch.allclose(x.norm(dim=-1), torch.tensor(32 ** 0.5, dtype=x.dtype), rtol=1e-6) for x in states)
 
 
 @torch.no_grad()
 def test_stats_angle():
     model, _, _, idx, _ = setup("geonorm", **DEFAULT)
-    states = [model.embed(idx), *model.watch(idx, model.blocks)]
+    states = [model.embed(idx), *record.watch(model, idx, model.blocks)]
     wanted = [torch.cosine_similarity(a.double(), b.double(), -1).acos().mean().item() for a, b in zip(states, states[1:])]
-    assert model.stats(idx)["angle"] == pytest.approx(wanted, rel=1e-5)
+    assert record.stats("geonorm", model, idx)["angle"] == pytest.approx(wanted, rel=1e-5)

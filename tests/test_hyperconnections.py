@@ -8,6 +8,7 @@ import torch
 from test_equations import COMMON, compare, float64, rms, setup, sigmoid, sublayer  # noqa: F401  (float64: autouse)
 
 import models
+from nanodepth import record
 
 KINDS = ("static", "dynamic", "manifold", "identity")
 OWN = dict(connection="dynamic", n_streams=3, tanh=True, map_norm="layer", sinkhorn_steps=20)
@@ -247,7 +248,7 @@ def test_maps_are_fp32_under_autocast():
 
 def test_stats_at_the_start():
     for kind, focus in dict(static=1.0, dynamic=1.0, manifold=0.576, identity=0.576).items():
-        stats = build(connection=kind).stats(tokens(2, 6))
+        stats = record.stats("hyperconnections", build(connection=kind), tokens(2, 6))
         assert {len(x) for x in stats.values()} == {6}
         assert stats["focus"] == pytest.approx([focus] * 6, abs=1e-3)  # sigmoid(1) / (sigmoid(1) + 2 sigmoid(-1))
         assert stats["write"] == pytest.approx([1.0] * 6) and stats["keep"] == pytest.approx([1.0] * 6, abs=1e-3)

@@ -8,6 +8,8 @@ from test_equations import add, attend, float64, norm, project, reference_logits
 
 import bench
 import models
+from nanodepth.devices import flops_per_token
+from nanodepth import record
 import muon
 from models import kern as file
 
@@ -216,12 +218,12 @@ def test_flops_are_those_of_the_active_experts(options):
     shape = dict(vocab_size=50, n_layer=3, n_head=4, d_model=64, d_ff=128, max_len=64)
     with torch.device("meta"):
         model, base = models.build("kern", **shape, **options), models.build("gpt", **shape)
-    c, extra = model.config, model.flops_per_token(64) - base.flops_per_token(64)
+    c, extra = model.config, flops_per_token(model, 64) - flops_per_token(base, 64)
     assert extra == 3 * 2 * 64 * c.n_expert == bench.theory(model)[1] - 3 * 2 * 64 * c.top_k
     experts = sum(p.numel() for key, p in model.named_parameters() if "experts" in key)
     active = experts * c.top_k // c.n_expert
     assert active == 3 * 3 * 64 * 128                                   # as gpt.py's MLPs
-    assert model.flops_per_token(64) == models.build("kern", **shape, **options).flops_per_token(64)
+    assert flops_per_token(model, 64) == flops_per_token(models.build("kern", **shape, **options), 64)
 
 
 def test_size_of_muddformers_mixture():
@@ -251,7 +253,7 @@ def test_initial_values_and_groups():
 
 def test_stats():
     model, _, _, idx, _ = setup("kern", **OWN)
-    found, routed = model.stats(idx), []
+    found, routed = record.stats("kern", model, idx), []
     with torch.no_grad():
         reference_logits(lambda p, c, x: kern(p, c, x, routed), dict(model.named_parameters()), model.config, idx)
     for n in range(2):

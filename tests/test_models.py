@@ -6,6 +6,7 @@ import torch
 
 import models
 import muon
+from nanodepth import record
 
 TINY = dict(vocab_size=31, n_layer=3, n_head=4, n_kv_head=2, d_model=32, d_ff=64, max_len=32)
 # every model in its default setting (files dropped into models/ included), and the main options
@@ -200,7 +201,7 @@ def test_optimizer_groups_are_a_partition(name, options):
     for p in rest:
         key = names[id(p)]
         assert p.ndim < 2 or key in ("embed.weight", "pos_embed.weight", "head.weight", "depth_attention.query") or "lambda" in key or key.startswith("aggregate.") or ".sim_" in key or "_connection." in key or ".score_bias." in key or key.endswith(
-            (".A_log", ".conv_weight"))
+            (".A_log", ".conv_weight", ".router.weight"))
 
 
 @pytest.mark.parametrize("name, options", [(name, {}) for name in models.names()] + [
@@ -272,7 +273,7 @@ def test_save_load_and_stats(name, options, tmp_path):
     again = build(name, options, randomise=False)
     again.load_state_dict(torch.load(tmp_path / "w.pt", weights_only=True))
     assert torch.equal(model(tokens(2, 8))[0], again(tokens(2, 8))[0])
-    stats = model.stats(tokens(2, 8))
+    stats = record.stats(name, model, tokens(2, 8))
     assert stats or name in ("gpt3", "pythia") or (name == "gpt" and model.config.gate == "none")
     assert all(isinstance(x, float) for numbers in stats.values() for x in numbers) and all(stats.values())
 

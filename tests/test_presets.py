@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import models
+from nanodepth.devices import flops_per_token
 import train
 
 
@@ -141,4 +142,4 @@ def test_flops_per_token():
     """2 per weight of every matrix, and 4 T d per layer for scores and values, without causal halving."""
     model = shape("gpt2-124m", tie_embeddings=False)
     matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2) - model.embed.weight.numel()
-    assert model.flops_per_token(1024) == 2 * matrices + 12 * 4 * 1024 * 768
+    assert flops_per_token(model, 1024) == 2 * matrices + 12 * 4 * 1024 * 768

@@ -7,6 +7,7 @@ import torch
 from test_equations import COMMON, add, compare, heads, linear, mlp_sublayer, norm, reference_logits, sigmoid, softmax
 
 import models
+from nanodepth import record
 
 sambay = models.module("sambay")
 
@@ -321,10 +322,10 @@ def test_initial_values():
 
 def test_stats():
     model, p, c, idx, _ = setup()
-    stats = model.stats(idx)
+    stats = record.stats("sambay", model, idx)
     assert [len(stats[name]) for name in ("dt", "memory_gate")] == [3, 1] and min(stats["dt"]) > 0
     half = models.build("sambay", **{**BASE, **OWN, "gmu": "sigmoid"})
     with torch.no_grad():
         half.blocks[6].attn.w_gate.weight.zero_()
-    assert half.stats(idx)["memory_gate"] == [0.5]
-    assert list(models.build("sambay", **{**BASE, **OWN, "gmu": "none"}).stats(idx)) == ["dt"]
+    assert record.stats("sambay", half, idx)["memory_gate"] == [0.5]
+    assert list(record.stats("sambay", models.build("sambay", **{**BASE, **OWN, "gmu": "none"}), idx)) == ["dt"]

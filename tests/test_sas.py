@@ -4,6 +4,7 @@ import torch
 from test_equations import add, compare, float64, heads, linear, mlp_sublayer, norm, rope, setup, sigmoid, softmax  # noqa: F401  (float64: autouse)
 
 import models
+from nanodepth import record
 
 
 def affine(p, name, u):
@@ -191,16 +192,16 @@ def test_stats():
     """Rank: (sum of the eigenvalues)^2 / sum of their squares, of the heads' products; copies do not count."""
     for options in (dict(), PROJECTION):
         model, _, _, idx, _ = setup("sas", **{**OWN, **options})
-        found = model.stats(idx)
+        found = record.stats("sas", model, idx)
         assert list(found) == ["sim_q_rank", "sim_k_rank"] + ["sim_v_rank"] * (not options)
         for name, ranks in found.items():
             for block, rank in zip(model.blocks, ranks, strict=True):
-                x = model.watch(idx, [getattr(block.attn, name.removesuffix("_rank"))])[0].double()
+                x = record.watch(model, idx, [getattr(block.attn, name.removesuffix("_rank"))])[0].double()
                 values = torch.linalg.svdvals(x).square()
                 assert rank == pytest.approx((values.sum(-1) ** 2 / values.square().sum(-1)).mean().item(), rel=1e-5)
                 assert 1 < rank < min(x.shape[-2:])
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            half = model.float().stats(idx)
+            half = record.stats("sas", model.float(), idx)
         for name, ranks in half.items():                                            # the sums stay in fp32
             assert ranks == pytest.approx(found[name], rel=0.01) and any(r != torch.tensor(r).bfloat16().item() for r in ranks)
     ranks = []
@@ -209,5 +210,5 @@ def test_stats():
         base = setup("gpt", n_layer=2)[0]
         model.load_state_dict(base.state_dict(), strict=False)
         make_neutral(model)
-        ranks.append(model.stats(idx))
+        ranks.append(record.stats("sas", model, idx))
     assert ranks[0]["sim_q_rank"] == pytest.approx(ranks[1]["sim_q_rank"]) and ranks[0]["sim_v_rank"] == pytest.approx(ranks[1]["sim_v_rank"])

@@ -1,0 +1,12 @@
+"""What to watch in a trained kern.py."""
+from nanodepth.record import watch
+
+
+def stats(model, idx):
+    """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
+    tops = [r.topk(model.config.top_k) for r in watch(model, idx, [block.mlp.router for block in model.blocks])]
+    gammas = [block.mlp.gamma.item() if model.config.router == "kern" else 1.0 for block in model.blocks]
+    loads = [top.indices[top.values > 0].bincount(minlength=model.config.n_expert) for top in tops]
+    return {"gamma": gammas,
+            "weight": [gamma * top.values.sum(-1).mean().item() for gamma, top in zip(gammas, tops)],   # of the k together
+            "load": [(load.max() / load.double().mean()).item() for load in loads]}      # of the busiest expert; 1: equal
