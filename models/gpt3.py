@@ -61,6 +61,12 @@ class Config:
         return self.d_model // self.n_head
 
 
+def compute_dtype(weight):
+    """The dtype of products with this weight: autocast's where that is on, else the weight's."""
+    kind = weight.device.type
+    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else weight.dtype
+
+
 class Cache:
     """Preallocated keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held.
 
@@ -69,8 +75,7 @@ class Cache:
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
-        kind = like.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else like.dtype
+        dtype = compute_dtype(like)
         shape = (batch_size, c.n_kv_head, max_len, c.d_head)
         self.k = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
         self.v = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
@@ -175,7 +180,8 @@ class Model(nn.Module):
         z_loss * mean(logsumexp(logits)^2) added. Without targets loss is None; with them the logits carry no gradient.
         ValueError if T exceeds max_len.
         """
-        x = self.embed(idx) + self.pos_embed(self.positions(idx.size(1), cache))     # (B, T, C)
+        x = self.embed(idx) + self.pos_embed(self.positions(idx.size(1), cache))
+        x = x.to(compute_dtype(self.embed.weight))                                  # (B, T, C)
         for block in self.blocks:
             x = block(x, cache)
         return self.output(x, targets, cache)

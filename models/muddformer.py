@@ -108,6 +108,12 @@ def apply_rope(x, cos, sin):
     return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1).type_as(x)
 
 
+def compute_dtype(weight):
+    """The dtype of products with this weight: autocast's where that is on, else the weight's."""
+    kind = weight.device.type
+    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else weight.dtype
+
+
 class Cache:
     """Preallocated keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held.
 
@@ -116,8 +122,7 @@ class Cache:
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
-        kind = like.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else like.dtype
+        dtype = compute_dtype(like)
         shape = (batch_size, c.n_kv_head, max_len, c.d_head)
         self.k = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
         self.v = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
@@ -333,7 +338,7 @@ class Model(nn.Module):
         ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
-        x = self.embed(idx)                                                         # (B, T, C)
+        x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
         hiddens, normed, streams = [x], [self.pre_norm(0, x)], (x, x, x, x)
         for i, block in enumerate(self.blocks, start=1):
             x = block(*streams, rope, cache)

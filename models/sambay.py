@@ -111,6 +111,12 @@ class RMSNorm(nn.Module):
         return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps) * self.weight).type_as(x)
 
 
+def compute_dtype(weight):
+    """The dtype of products with this weight: autocast's where that is on, else the weight's."""
+    kind = weight.device.type
+    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else weight.dtype
+
+
 class Cache:
     """What decoding remembers, preallocated: `k`, `v` of every layer; `pos` () counts the tokens held.
 
@@ -121,8 +127,7 @@ class Cache:
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
-        kind = like.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else like.dtype
+        dtype = compute_dtype(like)
         held = {"full": (c.n_kv_head, max_len, c.d_head), "window": (c.n_kv_head, c.window - 1, c.d_head)}
         self.k, self.v = [], []
         for mixer in c.mixers:
@@ -380,7 +385,7 @@ class Model(nn.Module):
         """
         if idx.size(1) > self.config.max_len:
             raise ValueError(f"{idx.size(1)} tokens are more than max_len {self.config.max_len}")
-        x, shared = self.embed(idx), {}                                             # (B, T, C); "memory" and "kv", once made
+        x, shared = self.embed(idx).to(compute_dtype(self.embed.weight)), {}        # (B, T, C); "memory" and "kv", once made
         for block in self.blocks:
             x = block(x, shared, cache)
         return self.output(x, targets, cache)
@@ -388,7 +393,7 @@ class Model(nn.Module):
     def prefill(self, idx, cache):
         """Takes idx (B, T) into the cache without logits. Later tokens need nothing of these beyond keys and values of the
         full attention, so neither its attention nor the cross-decoder runs: the time is linear in T."""
-        x, full = self.embed(idx), self.config.mixers.index("full")
+        x, full = self.embed(idx).to(compute_dtype(self.embed.weight)), self.config.mixers.index("full")
         for block in self.blocks[:full]:
             x = block(x, {}, cache)
         k, v = self.blocks[full].attn.keys_values(self.blocks[full].attn_norm(x))
