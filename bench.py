@@ -42,8 +42,9 @@ import torch  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 import models  # noqa: E402
-from nanodepth import timing  # noqa: E402
-from nanodepth.options import parse_spec  # noqa: E402
+from nanodepth import presets, timing  # noqa: E402
+from nanodepth.devices import find_device, out_of_memory, peak_flops  # noqa: E402
+from nanodepth.options import Parser, UserError, exit_code, parse_spec  # noqa: E402
 from nanodepth.timing import Row  # noqa: E402
 
 SHAPE = dict(n_layer=12, d_model=384, n_head=6, vocab_size=8192, seq_len=512)       # without a preset
@@ -52,7 +53,7 @@ FLAGS = ("n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "vocab_size", "seq
 
 def options(argv):
     """(arguments, shape of the models). Leaves with one line and code 2 if they are wrong."""
-    parser = models.Parser("bench.py", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("bench.py", description=__doc__)
     parser.add_argument("--models", nargs="+", metavar="NAME[:option=value...]", help="[every model; gpt of the same shape is always added]")
     parser.add_argument("--preset", help="take the shape of a preset (see docs/training.md)")
     for name in FLAGS:
@@ -70,9 +71,7 @@ def options(argv):
     parser.add_argument("--profile", metavar="FILE", help="only write a torch.profiler trace of one model's step there")
     parser.add_argument("--ranks", type=int, nargs="+", metavar="N", help="only print what N ranks hold and send, by formula")
     args = parser.parse_args(argv)
-    if args.preset is not None and args.preset not in models.PRESETS:
-        parser.error(f"no preset {args.preset!r}: choose from {', '.join(models.PRESETS)}")
-    shape = {**SHAPE, **models.PRESETS[args.preset]} if args.preset else dict(SHAPE)
+    shape = {**SHAPE, **(presets.find(args.preset) if args.preset else {})}
     shape |= {name: getattr(args, name) for name in FLAGS if getattr(args, name) is not None}
     args.seq_len = shape["seq_len"]
     shape["max_len"] = max(args.seq_len, args.prompt + args.new_tokens, *(n + args.new_tokens for n in args.decode or ()))
@@ -113,7 +112,7 @@ def attempt(spec, args, shape, work):
     try:
         return work(row)
     except (RuntimeError, MemoryError) as e:
-        if not models.out_of_memory(e):
+        if not out_of_memory(e):
             raise
         return {"model": spec, "error": "out of memory"}
     finally:
@@ -155,7 +154,7 @@ def result(row, base, args, rate, bandwidth):
         out |= {"costs_parameters": costs[0], "costs_flops": costs[1] / base.flops, "read_per_token": costs[2],
                 "floor": median(base_passes) / (median(base_passes) + max(0, added))}
     out |= dict(zip(("forward_ms", "backward_ms", "optimizer_ms"), parts))
-    used, peak = 3 * row.flops * tokens / median(passes), models.peak_flops(row.device)
+    used, peak = 3 * row.flops * tokens / median(passes), peak_flops(row.device)
     out |= {"tokens_per_s": tokens / median(steps), "ratio": timing.ratio(passes, base_passes), "step_ratio": timing.ratio(steps, base_steps),
             "peak_bytes": row.peak, "memory_ratio": row.peak / base.peak, "utilisation": used / rate, "mfu": used / peak if peak else None,
             "compile_s": row.first - median(steps) if args.compile else None, "graph_breaks": row.breaks}
@@ -289,7 +288,7 @@ def main(argv):
     if args.ranks:
         print("\n".join(ranks_table(specs, shape, args.ranks, args.dtype.replace("auto", "bf16"))))
         return 0
-    device = models.find_device(args.device)
+    device = find_device(args.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     args.dtype = args.dtype if args.dtype != "auto" else "bf16" if device.type == "cuda" else "fp32"
@@ -320,7 +319,7 @@ def main(argv):
         try:
             Path(args.json).write_text(json.dumps(head | {"decode" if args.decode else "models": results}, indent=1) + "\n")
         except OSError as e:
-            raise ValueError(f"--json {args.json} could not be written: {e.strerror}") from None
+            raise UserError(f"--json {args.json} could not be written: {e.strerror}") from None
     return 0
 
 
@@ -332,8 +331,5 @@ def cpu_name():
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except ValueError as e:
-        print(f"bench.py: error: {models.one_line(e)}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except (UserError, KeyboardInterrupt) as e:
+        sys.exit(exit_code("bench.py", e))

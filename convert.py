@@ -8,7 +8,6 @@ Weights become fp32 (4 bytes a parameter, in memory too); .safetensors files nee
 find its place, and a setting that our models do not have is refused. The tokenizer: ExoFormer has GPT-2's, a folder's
 tokenizer.json is copied, --tokenizer names another.
 """
-import argparse
 import json
 import math
 import os
@@ -21,19 +20,22 @@ from pathlib import Path
 
 import torch
 
-import data_prep
 import models
+from nanodepth.devices import out_of_memory
+from nanodepth.options import Parser, UserError, exit_code, one_line
+from nanodepth.runs import write_atomically
+from nanodepth.tokenizers import load_tokenizer
 
 
 def setting(config, name, kind, *default):
-    """config[name], of this type; where it is None or missing the default, if there is one. Else a ValueError."""
+    """config[name], of this type; where it is None or missing the default, if there is one. Else a UserError."""
     value = config.get(name)
     if value is None and default:
         return default[0]
     if name not in config:
-        raise ValueError(f"the source has no {name}")
+        raise UserError(f"the source has no {name}")
     if not isinstance(value, (float, int) if kind is float else kind) or type(value) is bool and kind is not bool:
-        raise ValueError(f"{name} must be {kind.__name__}, not {str(value)[:40]!r}")
+        raise UserError(f"{name} must be {kind.__name__}, not {str(value)[:40]!r}")
     return value
 
 
@@ -41,15 +43,15 @@ def layers(config, name, tensors):
     """range of the layers, of which there cannot be more than tensors."""
     n = setting(config, name, int)
     if not 0 < n <= len(tensors):
-        raise ValueError(f"{name} {n} does not fit its {len(tensors)} tensors")
+        raise UserError(f"{name} {n} does not fit its {len(tensors)} tensors")
     return range(n)
 
 
 def need(config, **wanted):
-    """ValueError for a setting that changes the function to one our models do not have; a missing one is as wanted."""
+    """UserError for a setting that changes the function to one our models do not have; a missing one is as wanted."""
     for name, value in wanted.items():
         if config.get(name, value) != value:
-            raise ValueError(f"{name} {repr(config[name])[:60]} cannot be converted, only {value!r}")
+            raise UserError(f"{name} {repr(config[name])[:60]} cannot be converted, only {value!r}")
 
 
 def pairs(ours, theirs, table):
@@ -69,7 +71,7 @@ def exoformer(args, tensors):
          anchor_delta_enabled=False)
     for flag, name in dict(smear_gate_enabled="smear_lambda", per_layer_backout="backout_lambdas").items():
         if tensors[name].any() if name in tensors else setting(args, flag, bool):
-            raise ValueError(f"{flag} cannot be converted, unless {name} is 0")
+            raise UserError(f"{flag} cannot be converted, unless {name} is 0")
     depth, d, tied = layers(args, "n_layer", tensors), setting(args, "n_embd", int), setting(args, "weight_tying", bool)
     fc1 = setting(args, "mlp_hidden_dim", int, None) or int(d * setting(args, "mlp_ratio", float))
     streams = "qkvg" if setting(args, "gated_attention_enabled", bool) else "qkv"
@@ -142,7 +144,7 @@ def muddformer(config, tensors):
     need(config if config.get("n_local_heads") != -1 else {}, n_local_heads=n_head)
     released = setting(config, "round64", bool, False)
     if released != setting(config, "expand_last", bool, False):
-        raise ValueError(f"round64 {released} with expand_last {not released} cannot be converted, only both or neither")
+        raise UserError(f"round64 {released} with expand_last {not released} cannot be converted, only both or neither")
     names = {"embed.weight": "tok_embeddings.weight", "final_norm.weight": "norm.weight", "head.weight": "output.weight"}
     for i in depth:
         ours, theirs, mixture = f"blocks.{i}.", f"layers.{i}.", f"aggregate.{i + 1}.weights."
@@ -170,7 +172,7 @@ def llama(config, tensors):
                         setting(config, "num_attention_heads", int))
     d_head, tied = setting(config, "head_dim", int, None), setting(config, "tie_word_embeddings", bool, False)
     if d_head and d_head * n_head != d:
-        raise ValueError(f"head_dim {d_head} cannot be converted, only hidden_size / num_attention_heads")
+        raise UserError(f"head_dim {d_head} cannot be converted, only hidden_size / num_attention_heads")
     embed, head = "model.embed_tokens.weight", "lm_head.weight"
     names = {"embed.weight": embed, "final_norm.weight": "model.norm.weight", "head.weight": embed if tied else head}
     for i in depth:
@@ -192,7 +194,7 @@ LAYOUTS = {"exoformer": exoformer, "muddformer": muddformer, "llama": llama}
 
 
 def read_file(path):
-    """The object in a .json, a .safetensors or a torch file (tensors and plain values only). ValueError if there is none."""
+    """The object in a .json, a .safetensors or a torch file (tensors and plain values only). UserError if there is none."""
     try:
         if path.suffix == ".json":
             value = json.loads(path.read_bytes())
@@ -202,18 +204,18 @@ def read_file(path):
         else:
             value = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except ImportError:
-        raise ValueError(f"{path} needs the package safetensors: pip install safetensors") from None
+        raise UserError(f"{path} needs the package safetensors: pip install safetensors") from None
     except pickle.UnpicklingError:
-        raise ValueError(f"{path} has more than tensors and plain values, or is damaged") from None
+        raise UserError(f"{path} has more than tensors and plain values, or is damaged") from None
     except Exception as e:                                  # of many kinds, such as a truncated zip or a foreign file
-        raise ValueError(f"{path} cannot be read: {getattr(e, 'strerror', None) or models.one_line(e)}") from None
+        raise UserError(f"{path} cannot be read: {getattr(e, 'strerror', None) or one_line(e)}") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{path} holds a {type(value).__name__}, not names and values")
+        raise UserError(f"{path} holds a {type(value).__name__}, not names and values")
     return value
 
 
 def read(layout, source):
-    """(config, {name: tensor}, step, tokens) of a published checkpoint. ValueError, one line, if it cannot be read."""
+    """(config, {name: tensor}, step, tokens) of a published checkpoint. UserError if it cannot be read."""
     if layout == "exoformer":
         saved, tensors = read_file(source), {}
         config, parts = setting(saved, "model_args", dict), [setting(saved, "model", dict)]
@@ -227,52 +229,52 @@ def read(layout, source):
         for name, tensor in part.items():
             name = str(name).removeprefix("_orig_mod.")
             if name in tensors or not isinstance(tensor, torch.Tensor):
-                raise ValueError(f"{source} has {name} twice" if name in tensors else f"{name} in {source} is not a tensor")
+                raise UserError(f"{source} has {name} twice" if name in tensors else f"{name} in {source} is not a tensor")
             tensors[name] = tensor
     if not tensors:
-        raise ValueError(f"{source} has no tensors" + " (*.safetensors or pytorch_model*.bin)" * (layout != "exoformer"))
+        raise UserError(f"{source} has no tensors" + " (*.safetensors or pytorch_model*.bin)" * (layout != "exoformer"))
     return config, tensors, setting(saved, "step", int, 0), setting(saved, "tokens_processed", int, 0)
 
 
 def fill(model, names, tensors, unread):
-    """(state dict of `model` in fp32, names not needed). ValueError for a tensor that is missing, left over or unfit."""
+    """(state dict of `model` in fp32, names not needed). UserError for a tensor that is missing, left over or unfit."""
     state, made = {}, {}
     for ours, like in model.state_dict().items():
         theirs, which, n = names[ours] if isinstance(names[ours], tuple) else (names[ours], [0], 1)
         if theirs not in tensors:
-            raise ValueError(f"the tensor {theirs} is missing")
+            raise UserError(f"the tensor {theirs} is missing")
         tensor, shape = tensors[theirs], (like.shape[0] // len(which) * n, *like.shape[1:])
         if [k for k in tensor.shape if k > 1] != [k for k in shape if k > 1] or not tensor.is_floating_point():
-            raise ValueError(f"{theirs} is {tuple(tensor.shape)}, {tensor.dtype}: by its config it must be {shape}, a float")
+            raise UserError(f"{theirs} is {tuple(tensor.shape)}, {tensor.dtype}: by its config it must be {shape}, a float")
         if (theirs, *which) not in made:                                            # tied weights stay one
             blocks = tensor.reshape(shape).chunk(n)
             made[theirs, *which] = torch.cat([blocks[at] for at in which]).float()
         state[ours] = made[theirs, *which]
     rest = sorted(set(tensors) - {theirs for theirs, *_ in made})
     if left := [name for name in rest if not re.fullmatch(unread, name)]:
-        raise ValueError(f"the model has no place for {len(left)} of its tensors: {', '.join(left[:8])}")
+        raise UserError(f"the model has no place for {len(left)} of its tensors: {', '.join(left[:8])}")
     return state, rest
 
 
 def choose_tokenizer(asked, layout, source, vocab_size):
     """(what the config says, the file to copy or None, its name in the run folder)."""
     if asked:
-        n = 50257 if asked == "gpt2" else data_prep.load_tokenizer(asked).n_vocab
+        n = 50257 if asked == "gpt2" else load_tokenizer(asked).n_vocab
         if n > vocab_size:
-            raise ValueError(f"--tokenizer {asked} has {n:,} tokens, the model only {vocab_size:,}")
+            raise UserError(f"--tokenizer {asked} has {n:,} tokens, the model only {vocab_size:,}")
         return asked, None if asked in ("gpt2", "byte") else asked, "tokenizer.tiktoken"
     if layout == "exoformer":
         return "gpt2", None, None
     if not (source / "tokenizer.json").exists():
-        raise ValueError(f"{source} has no tokenizer.json: add --tokenizer gpt2, byte or the path of a file of merge ranks")
+        raise UserError(f"{source} has no tokenizer.json: add --tokenizer gpt2, byte or the path of a file of merge ranks")
     read_file(source / "tokenizer.json")
     return "tokenizer.json", source / "tokenizer.json", "tokenizer.json"
 
 
 def convert(layout, source, out, asked=None):
-    """Makes the run folder `out`; returns a line about it. ValueError or OSError if that cannot be done."""
+    """Makes the run folder `out`; returns a line about it. UserError or OSError if that cannot be done."""
     if os.path.lexists(out):
-        raise ValueError(f"{out} exists: choose another --out")
+        raise UserError(f"{out} exists: choose another --out")
     published, tensors, step, tokens = read(layout, source)
     name, config, names, unread = LAYOUTS[layout](published, tensors)
     with torch.device("meta"):
@@ -288,38 +290,37 @@ def convert(layout, source, out, asked=None):
     try:
         text = json.dumps(run, indent=1).encode()
         temporary.mkdir(parents=True)
-        models.write_atomically(temporary / "config.json", lambda f: f.write(text))
-        models.write_atomically(temporary / "ckpt.pt", lambda f: torch.save(checkpoint, f))
+        write_atomically(temporary / "config.json", lambda f: f.write(text))
+        write_atomically(temporary / "ckpt.pt", lambda f: torch.save(checkpoint, f))
         if file:
             shutil.copyfile(file, temporary / copy)
         os.rename(temporary, out)
     except TypeError as e:                                                          # a tensor in model_args, for instance
-        raise ValueError(f"the config of {source} has more than plain values: {models.one_line(e)}") from None
+        raise UserError(f"the config of {source} has more than plain values: {one_line(e)}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     ignored = f"; not needed: {', '.join(rest[:8])}{' ...' * (len(rest) > 8)}" if rest else ""
     return f"{out}: {name}, {sum(p.numel() for p in model.parameters()):,} parameters{ignored}"
 
 
-def main():
-    parser = models.Parser("convert.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                           allow_abbrev=False)
+def main(argv):
+    parser = Parser("convert.py", description=__doc__)
     parser.add_argument("layout", choices=[*LAYOUTS, "gpt2"], help="whose checkpoint it is (gpt2: says why not)")
     parser.add_argument("source", type=Path, help="a file for exoformer, else a folder")
     parser.add_argument("--out", type=Path, required=True, help="run folder to make")
     parser.add_argument("--tokenizer", help="gpt2, byte or a file of merge ranks")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.layout == "gpt2":
         parser.error("gpt2 cannot be converted: models/gpt.py has no LayerNorm, GELU, learned positions or biases")
     try:
         print(convert(args.layout, args.source, args.out, args.tokenizer))
-    except (ValueError, OSError, OverflowError, RuntimeError, MemoryError) as e:
-        parser.error("out of memory" if models.out_of_memory(e) else models.one_line(e))
+    except (ValueError, OSError, OverflowError, RuntimeError, MemoryError) as e:    # foreign files can raise them all
+        raise UserError("out of memory" if out_of_memory(e) else one_line(e)) from None
     return 0
 
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(main(sys.argv[1:]))
+    except (UserError, KeyboardInterrupt) as e:
+        sys.exit(exit_code("convert.py", e))

@@ -174,23 +174,36 @@ def optimizers(model, kind, muon_lr, adamw_lr, weight_decay, second_moment=None,
     return opts
 
 
-def get_state(opt, model):
-    """The state of each parameter of an optimizer, {number: {name: tensor}}; numbered matrices first, in the model's order."""
-    return {i: opt.state[p] for i, p in enumerate(in_order(opt, model)) if p in opt.state}
+def get_states(optimizers, model):
+    """What a checkpoint holds of the optimizers: [{"state": get_state()} of each]."""
+    return [{"state": get_state(optimizer, model)} for optimizer in optimizers]
 
 
-def set_state(opt, model, state, step):
+def set_states(optimizers, model, states, step):
+    """Takes get_states' of a checkpoint of `step`. An error of some kind if they do not fit."""
+    for optimizer, saved in zip(optimizers, states, strict=True):
+        set_state(optimizer, model, saved["state"], step)
+
+
+def get_state(optimizer, model):
+    """The state of each parameter, {number: {name: tensor}}; numbered in the model's order, matrices first."""
+    return {i: optimizer.state[p] for i, p in enumerate(in_order(optimizer, model)) if p in optimizer.state}
+
+
+def set_state(optimizer, model, state, step):
     """Takes get_state's of a checkpoint of `step`; rates and the like stay. An error unless `step` steps leave such a state."""
-    params, number = in_order(opt, model), {id(p): i for i, p in enumerate(in_order(opt, model))}
-    own = [p for group in opt.param_groups for p in group["params"]]
-    opt.load_state_dict({**opt.state_dict(), "state": {i: state[number[id(p)]] for i, p in enumerate(own) if number[id(p)] in state}})
-    if step and (set(opt.state) != set(params) or len({frozenset(s) for s in opt.state.values()}) > 1):
+    params = in_order(optimizer, model)
+    number = {id(p): i for i, p in enumerate(params)}
+    own = [number[id(p)] for group in optimizer.param_groups for p in group["params"]]
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": {i: state[n] for i, n in enumerate(own) if n in state}})
+    if step and (set(optimizer.state) != set(params) or len({frozenset(s) for s in optimizer.state.values()}) > 1):
         raise ValueError("optimizer state is missing")
-    for p in opt.state:
-        for t in opt.state[p].values():
+    for p in optimizer.state:
+        for t in optimizer.state[p].values():
             t.broadcast_to(p.shape)                                       # a RuntimeError unless it fits
 
 
-def in_order(opt, model):
-    mine = {id(p) for group in opt.param_groups for p in group["params"]}
+def in_order(optimizer, model):
+    """The parameters of an optimizer in the order of the model, matrices first: so that groups may change."""
+    mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
     return [p for part in split_params(model) for p in part if id(p) in mine]

@@ -4,12 +4,13 @@ import sys
 
 import torch
 
-import data_prep
-import models
+import nanodepth
+from nanodepth.devices import autocast, find_device, out_of_memory
+from nanodepth.options import Parser, UserError, exit_code, user_errors
 
 
-def main():
-    parser = models.Parser("sample.py", description=__doc__, allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+def parse(argv):
+    parser = Parser("sample.py", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("run", help="run folder of train.py")
     parser.add_argument("--prompt", default="", help="text to continue; empty: start a document")
     parser.add_argument("--n", type=int, default=1, help="number of samples")
@@ -19,28 +20,30 @@ def main():
     parser.add_argument("--seed", type=int, default=0, help="of the sampling")
     parser.add_argument("--device", default="auto", help="torch device; auto: cuda, else cpu")
     parser.add_argument("--compile", action="store_true", help="compile the decoding step: pays for long texts")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if min(args.n, args.max_new_tokens, 1 if args.top_k is None else args.top_k) < 1:
         parser.error("--n, --max_new_tokens and --top_k must be at least 1")
     if not 0 <= args.temperature < float("inf") or not 0 <= args.seed < 2 ** 63:
         parser.error("--temperature and --seed must be at least 0, and finite")
+    return args
+
+
+def main(argv):
+    args = parse(argv)
+    device = find_device(args.device)
+    model, tokenizer, config = nanodepth.load(args.run, device)
+    prompt = [tokenizer.eot_token, *tokenizer.encode_ordinary(args.prompt)]         # documents start with end-of-text
+    generator = torch.Generator(device).manual_seed(args.seed)
     try:
-        device = models.find_device(args.device)
-        model, config = models.load(args.run, device)
-        tokenizer = data_prep.run_tokenizer(args.run, config)
-        prompt = [tokenizer.eot_token, *tokenizer.encode_ordinary(args.prompt)]     # documents start with end-of-text
         idx = torch.tensor([prompt] * args.n, device=device)
-        generator = torch.Generator(device).manual_seed(args.seed)
-        with torch.autocast(device.type, torch.bfloat16, enabled=config["options"]["dtype"] == "bf16"):
+        with user_errors(), autocast(device, config["options"]["dtype"]):
             out = model.generate(idx, args.max_new_tokens, args.temperature, args.top_k, generator, args.compile)
-    except ValueError as e:
-        parser.error(models.one_line(e))
     except (RuntimeError, MemoryError, OverflowError) as e:
         if "probability tensor" in str(e):
-            parser.error(f"{args.run} gives no probabilities: its weights are not finite")
-        if not models.out_of_memory(e) and not isinstance(e, OverflowError):
+            raise UserError(f"{args.run} gives no probabilities: its weights are not finite") from None
+        if not out_of_memory(e) and not isinstance(e, OverflowError):
             raise
-        parser.error("out of memory: lower --n")
+        raise UserError("out of memory: lower --n") from None
     for i, row in enumerate(out[:, 1:].tolist()):
         end = next((at for at in range(len(prompt) - 1, len(row)) if row[at] == tokenizer.eot_token), len(row))
         text = tokenizer.decode([t for t in row[:end] if t < tokenizer.n_vocab])    # an untrained model may leave the vocabulary
@@ -50,6 +53,6 @@ def main():
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(main(sys.argv[1:]))
+    except (UserError, KeyboardInterrupt) as e:
+        sys.exit(exit_code("sample.py", e))

@@ -6,7 +6,7 @@ import torch
 
 import models
 from nanodepth.devices import flops_per_token
-from nanodepth.options import parse_spec
+from nanodepth.options import UserError, exit_code, parse_spec, same_shape, user_errors
 
 
 def sizes(name, options):
@@ -28,10 +28,11 @@ def neutral_difference(name, base, options):
     return (model(idx)[0] - other(idx)[0]).abs().max().item()
 
 
-def main(name, *words):
-    name, options = parse_spec(":".join((name, *words)))
+@user_errors()
+def main(words):
+    name, options = parse_spec(":".join(words or ["gpt"]))
     base = models.baseline(name)
-    of_base = models.same_shape(models.module(name).Config, models.module(base).Config, options)
+    of_base = same_shape(models.module(name).Config, models.module(base).Config, options)
     (n, flops), (n0, flops0) = sizes(name, options), sizes(base, of_base)
     print(f"{n:,} parameters ({n - n0:+,} = {n / n0 - 1:+.3%} against {base}.py); {flops:,.0f} forward FLOPs per token in a "
           f"context of 1,024 ({flops / flops0 - 1:+.3%})")
@@ -40,11 +41,11 @@ def main(name, *words):
             print(f"neutral setting: logits differ from {base}.py's by at most {neutral_difference(name, base, options):.0e}")
         except ValueError as e:
             print(f"no neutral setting: {e}")
+    return 0
 
 
 if __name__ == "__main__":
     try:
-        main(*sys.argv[1:] or ["gpt"])
-    except ValueError as e:
-        print(f"python -m models: error: {e}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(main(sys.argv[1:]))
+    except (UserError, KeyboardInterrupt) as e:
+        sys.exit(exit_code("python -m models", e))

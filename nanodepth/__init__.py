@@ -1,1 +1,11 @@
-"""What the scripts share."""
+"""What the scripts share, and for a notebook
+
+    model, tokenizer, config = nanodepth.load("runs/gpt-tiny")
+"""
+
+
+def load(run_dir, device="cpu"):
+    """(model in eval mode, tokenizer, config of the run) from a run folder. UserError, one line, if it cannot be used."""
+    from nanodepth import runs, tokenizers              # here: its modules import this one first
+    model, config = runs.load(run_dir, device)
+    return model, tokenizers.run_tokenizer(run_dir, config), config

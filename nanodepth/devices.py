@@ -1,6 +1,48 @@
-"""Devices and what they can do."""
+"""Devices: which one, what it can do, how much it holds, and the processes that share the work."""
+import errno
+import os
+import resource
+import sys
+from contextlib import contextmanager
+
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
+
+from nanodepth.options import UserError, one_line
+
+
+def find_device(name="auto"):
+    """The torch device `name`; "auto": cuda if there is one, else cpu. UserError if it cannot be used."""
+    try:
+        name = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+        one = torch.zeros(1, device=name)
+        one.item()                                                          # not on "meta"
+        return one.device                                                   # cuda gets its index
+    except (RuntimeError, AssertionError, NotImplementedError) as e:
+        raise UserError(f"--device {name} cannot be used: {one_line(e)}") from None
+
+
+def has_bf16(device):
+    """Whether the chip multiplies bf16 natively: there it is the faster choice, elsewhere it may be the slower one."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    chip = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return device.type == "cpu" and any(chip.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
+
+
+def autocast(device, dtype):
+    """The context of forward passes: bf16 over fp32 weights for the dtype "bf16", else nothing."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bf16")
+
+
+def peak_flops(device):
+    """Dense bf16 FLOP/s by the vendor's data sheet, or None for a chip that is not in the list."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    table = {"H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12,
+             "RTX 4090": 165e12}
+    return next((peak for chip, peak in table.items() if chip in name), None)
 
 
 def flops_per_token(model, T):
@@ -10,3 +52,97 @@ def flops_per_token(model, T):
     with FlopCounterMode(display=False) as counter:
         copy(idx)
     return counter.get_total_flops() / T
+
+
+def peak_bytes(device):
+    """Most memory held so far: by tensors on a GPU, by the whole process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def out_of_memory(error):
+    """Whether this exception says so, of the GPU or of the CPU."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
+
+
+@contextmanager
+def machine_errors(advice):
+    """Errors of the machine in this block go on as UserErrors: memory, disk, files, other processes.
+
+    advice: what to do when memory is short. Can also be put before a function as a decorator.
+    """
+    try:
+        yield
+    except (RuntimeError, OSError, MemoryError) as e:
+        if out_of_memory(e):
+            raise UserError(f"out of memory: {advice}") from None
+        if getattr(e, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise UserError(f"{e.strerror}: stopped; free some space, and go on with --resume if there is a checkpoint",
+                            code=1) from None
+        if isinstance(e, OSError) and e.filename:
+            raise UserError(f"{e.filename}: {e.strerror}") from None
+        if isinstance(e, dist.DistError) or "/gloo/" in str(e):
+            raise UserError(f"another rank is gone: stopped; go on with --resume ({one_line(e)})", code=1) from None
+        raise
+
+
+class Ranks:
+    """This process among those that torchrun started; without torchrun it is the only one.
+
+    rank: its number, from 0; world: how many there are; parallel: whether torchrun started it, also as the only one;
+    device: its own. UserError for a device that cannot be used and for half of torchrun's environment.
+    """
+
+    def __init__(self, device="auto"):
+        self.rank, self.world, self.parallel = 0, 1, "RANK" in os.environ
+        if self.parallel:
+            for name in ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+                if name not in os.environ:
+                    raise UserError(f"RANK is set in the environment but {name} is not: start many processes with torchrun, "
+                                    "or one without RANK")
+            if device == "auto" and torch.cuda.is_available() or device.startswith("cuda"):
+                device = f"cuda:{os.environ['LOCAL_RANK']}"
+        self.device = find_device(device)
+        if self.parallel:
+            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+            self.world, self.rank = dist.get_world_size(), dist.get_rank()
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
+    def wrap(self, model):
+        """The model, with gradients that are averaged over the ranks if there are several."""
+        if not self.parallel:
+            return model
+        return DistributedDataParallel(model, device_ids=[self.device.index] if self.device.type == "cuda" else None,
+                                       broadcast_buffers=False, gradient_as_bucket_view=True)   # one copy of gradients
+
+    def sum(self, tensor):
+        """Adds up a tensor over the ranks, in place."""
+        if self.parallel:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def share(self, value):
+        """The value that rank 0 has given, on every rank."""
+        values = [value]
+        if self.parallel:
+            dist.broadcast_object_list(values)
+        return values[0]
+
+    def wait(self):
+        """Until every rank has come here."""
+        if self.parallel:
+            dist.barrier()
+
+
+def leave_together(code):
+    """Returns the exit code, or if there are ranks waits for the others and ends the process: tearing gloo down beside a rank
+    that has left already can abort."""
+    if dist.is_initialized():
+        dist.barrier()
+        if "wandb" in sys.modules:
+            sys.modules["wandb"].finish()
+        sys.stdout.flush()
+        os._exit(code)
+    return code

@@ -1,20 +1,129 @@
-"""Options: from words of a command line to fields of dataclasses."""
+"""Options: from the words of a command line to the fields of dataclasses, and what a user can get wrong on the way."""
+import argparse
+import difflib
+import inspect
+import os
+import re
+import sys
+import typing
+from contextlib import contextmanager
 from dataclasses import fields
 
 import models
+from models import check_types  # noqa: F401  the registry needs it too, and imports nothing of ours
+
+
+class UserError(ValueError):
+    """What the user must put right. The message is one line: what is wrong, the value seen, what to do.
+
+    code: the exit code of the process; 2, or 1 where no flag is to blame.
+    """
+
+    def __init__(self, message, code=2):
+        super().__init__(message)
+        self.code = code
+
+
+@contextmanager
+def user_errors(prefix=""):
+    """A ValueError in this block is the user's to put right: it goes on as a UserError, with the prefix before its message."""
+    try:
+        yield
+    except UserError:
+        raise
+    except ValueError as e:
+        raise UserError(f"{prefix}{one_line(e)}") from None
+
+
+def exit_code(script, error):
+    """The exit code after a UserError, which is printed as one line on stderr, or after Ctrl-C."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
+    print(f"{script}: {'error: ' if error.code == 2 else ''}{rank}{escaped(error)}", file=sys.stderr, flush=True)
+    return error.code
+
+
+def one_line(error):
+    """The first line of an exception's message, with the second where the first only introduces it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[0] if len(lines) == 1 or not lines[0].endswith(":") else f"{lines[0]} {lines[1]}"
+
+
+def escaped(message):
+    """A message in which line breaks, of a file's name for instance, do not break the line."""
+    return str(message).replace("\n", "\\n").replace("\r", "\\r")
+
+
+class Parser(argparse.ArgumentParser):
+    """A mistake in the flags is one line and exit code 2; a flag that does not exist is answered with the nearest one."""
+
+    def __init__(self, prog=None, **settings):
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(prog, **{**settings, "allow_abbrev": False})
+
+    def error(self, message):
+        self.exit(exit_code(self.prog.split()[0], UserError(message)))
+
+    def parse_args(self, args=None, namespace=None):
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            known = [flag for action in self._actions for flag in action.option_strings]
+            near = difflib.get_close_matches(unknown[0].split("=")[0], known, 1)
+            self.error(f"unknown argument {unknown[0]}" + (f": did you mean {near[0]}?" if near else ": see --help"))
+        return parsed
+
+    def _get_values(self, action, arg_strings):
+        if action.option_strings and "--" in arg_strings:                   # argparse would make it an empty list
+            self.error(f"argument {action.option_strings[0]}: expected a value, not '--'")
+        return super()._get_values(action, arg_strings)
+
+
+def add_options(parser, title, cls, defaults):
+    """One flag per field of the dataclass `cls`; the comment behind the field is its help.
+
+    Flags that are not given are missing from the parsed namespace. defaults: shown instead of the fields' own.
+    """
+    group = parser.add_argument_group(title)
+    notes = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(cls), re.M))
+    for f in fields(cls):
+        kind, *optional = typing.get_args(f.type) or (f.type,)
+        default = defaults.get(f.name, f.default)
+        text = f"{notes.get(f.name, '')} [{'none' if default is None else default}]".replace("%", "%%")
+        if kind is bool:
+            group.add_argument(f"--{f.name}", action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+        else:
+            def convert(s, kind=kind, optional=optional):
+                return None if optional and s.lower() == "none" else kind(s)
+            convert.__name__ = kind.__name__
+            group.add_argument(f"--{f.name}", type=convert, default=argparse.SUPPRESS, metavar=kind.__name__, help=text)
+
+
+def pick(cls, values):
+    """Those of `values` that are fields of the dataclass `cls`. UserError if one is not of its field's type."""
+    picked = {f.name: values[f.name] for f in fields(cls) if f.name in values}
+    with user_errors():
+        check_types(cls, picked)
+    return picked
 
 
 def parse_spec(spec):
-    """"name:option=value:..." -> (name, {option: value}). ValueError if there is no such model or option."""
+    """"name:option=value:..." -> (name, {option: value}). UserError if there is no such model or option."""
     name, *words = spec.split(":")
-    types, options = {f.name: f.type for f in fields(models.module(name).Config)}, {}
+    with user_errors():
+        types, options = {f.name: f.type for f in fields(models.module(name).Config)}, {}
     for word in words:
         key, equals, value = word.partition("=")
         if key not in types or not equals:
-            raise ValueError(f"{spec}: {name} has no option {word!r} (NAME:option=value)")
+            raise UserError(f"{spec}: {name} has no option {word!r} (NAME:option=value)")
         kind = {bool: lambda s: {"true": True, "false": False}[s.lower()], str: str, float: float}.get(types[key], int)
         try:
             options[key] = kind(value)
         except (ValueError, KeyError):
-            raise ValueError(f"{spec}: {value!r} is not a value of {key}") from None
+            raise UserError(f"{spec}: {value!r} is not a value of {key}") from None
     return name, options
+
+
+def same_shape(Config, base, asked):
+    """{field: value} of the Config `base` of another model: as asked for, or else Config's default if it has the field."""
+    return {f.name: asked.get(f.name, getattr(Config, f.name, f.default)) for f in fields(base)}

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 import models
 import muon
 from nanodepth.devices import flops_per_token
-from nanodepth.options import parse_spec
+from nanodepth.options import UserError, parse_spec, same_shape
 
 
 def known(name, options):
@@ -34,9 +34,9 @@ class Row:
         try:
             self.args, self.model = args, models.build(self.name, **known(self.name, {**shape, **options}))
             own, base = (models.module(name).Config for name in (self.name, "gpt"))
-            self.shape = asdict(base(**models.same_shape(own, base, {**shape, **options})))     # of the gpt to compare with
+            self.shape = asdict(base(**same_shape(own, base, {**shape, **options})))     # of the gpt to compare with
         except ValueError as e:
-            raise ValueError(f"{spec}: {e}") from None
+            raise UserError(f"{spec}: {e}") from None
         self.n_params = sum(p.numel() for p in self.model.parameters())
         self.flops = flops_per_token(self.model, args.seq_len)
         self.times, self.decode_times, self.bytes = [], [], None

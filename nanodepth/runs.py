@@ -1,0 +1,297 @@
+"""A run folder: made, locked, logged to, saved, resumed, loaded.
+
+    config.json   everything needed to repeat the run, with command, data, git commit and versions
+    source/       the model file, train.py and muon.py as they were
+    log.jsonl     one object a line: kind (train or val), step, tokens and what was measured
+    ckpt.pt       the newest checkpoint
+"""
+import fcntl
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+from functools import reduce
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+import models
+from nanodepth.options import UserError, one_line, user_errors
+
+CHECKPOINT = {  # where in it: {key: type}; the rest are the options, the model's and the data's own fields
+    (): {"model": dict, "optimizers": list, "step": int, "tokens": int, "rng": torch.Tensor, "config": dict, "tokenizer": str},
+    ("config",): {"model": str, "model_config": dict, "options": dict, "data": dict, "tokenizer": str},
+    ("config", "options"): {"preset": str, "seq_len": int, "dtype": str},
+    ("config", "data"): {"path": str, "fingerprint": str},
+}
+
+# ------------------------------------------------------------------------------------------------ reading and writing
+
+
+def write_atomically(path, write):
+    """write(file) to a temporary file beside path, which then takes its place: path is whole at every instant."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with open(temporary, "wb") as f:
+            write(f)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path, text):
+    """The same with a text."""
+    write_atomically(path, lambda f: f.write(text.encode()))
+
+
+def read_checkpoint(run_dir):
+    """The checkpoint of a run folder as plain tensors and builtins. UserError if there is no good one."""
+    path = Path(run_dir) / "ckpt.pt"
+    if not os.path.isfile(path):
+        raise UserError(f"{path} does not exist: {run_dir} is not the folder of a run that has saved")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as e:  # torch raises many kinds: truncated zip, foreign file, pickled code
+        raise UserError(f"{path} is not a readable checkpoint: {one_line(e)}") from None
+    at = lambda *keys: reduce(lambda tree, key: tree.get(key) if isinstance(tree, dict) else None, keys, checkpoint)
+    wrong = [".".join((*where, key)) for where, kinds in CHECKPOINT.items() for key, kind in kinds.items()
+             if not isinstance(at(*where, key), kind) or at(*where, key) is True]
+    if wrong:
+        raise UserError(f"{path} is not a checkpoint of train.py: it lacks {', '.join(wrong)}, or has it in another form")
+    return checkpoint
+
+
+def load(run_dir, device="cpu"):
+    """(model in eval mode, config of the run) from a run folder. UserError without a good checkpoint."""
+    checkpoint = read_checkpoint(run_dir)
+    config = checkpoint["config"]
+    try:
+        with user_errors():
+            model = models.build(config["model"], **config["model_config"])
+        model.load_state_dict(checkpoint["model"])
+    except (KeyError, TypeError, AttributeError, RuntimeError) as e:
+        raise UserError(f"{run_dir}: the checkpoint does not fit the model's file: {one_line(e)}") from None
+    return model.to(device).eval(), config
+
+
+def log_rows(path, last):
+    """The rows of log.jsonl up to the step `last`; a line that is none, cut off by a crash for instance, is left out."""
+    rows = []
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        try:
+            row = json.loads(line)
+            rows += [row] if row["kind"] and row["step"] <= last else []
+        except (ValueError, KeyError, TypeError):
+            pass
+    return rows
+
+
+# --------------------------------------------------------------------------------------------------------- the folder
+
+
+def new_folder(options):
+    """Makes the run folder: --out must not exist, a default name gets the next free number."""
+    numbered = (f"runs/{options.model}-{options.preset}{'' if i == 1 else f'-{i}'}" for i in range(1, 10 ** 6))
+    for name in [options.out] if options.out else numbered:
+        try:
+            os.makedirs(name)
+            return Path(name)
+        except FileExistsError:
+            pass
+        except OSError as e:
+            raise UserError(f"--out {name} cannot be made: {e.strerror}") from None
+    raise UserError(f"{options.out} exists: choose another --out, or go on with --resume {options.out}")
+
+
+def lock(path):
+    """Holds the run folder until this process ends, however it ends; returns the open file. UserError if another has it."""
+    try:
+        handle = open(path / ".lock", "w")
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"{path} is in use by another process") from None
+    except OSError as e:
+        raise UserError(f"{path} cannot be written to: {e.strerror}") from None
+    return handle
+
+
+def git_state():
+    """{"commit", "dirty"} of the repository that this file is in; None where there is no git."""
+    def git(*words):
+        done = subprocess.run(("git", *words), cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def import_wandb():
+    """The package wandb. UserError without it."""
+    try:
+        import wandb
+    except ImportError:
+        raise UserError("--wandb needs the package wandb: pip install wandb") from None
+    return wandb
+
+
+class Run:
+    """The folder of a run that trains. Every rank has one; the first rank alone locks and writes.
+
+    path; config, as in config.json; start: the step to begin with; saved and evaluated: the steps of the newest checkpoint
+    and validation, -1 if there is none; save_failed: whether the latest checkpoint could not be written.
+    """
+
+    def __init__(self, path, options, ranks):
+        self.path, self.batch_tokens, self.writes = path, options.batch_tokens, ranks.rank == 0
+        self.config, self.start, self.saved, self.evaluated = None, 0, -1, -1
+        self.save_failed, self.tracker, self.lock = False, None, lock(path) if self.writes else None
+
+    @classmethod
+    def new(cls, options, model, data, ranks, sources):
+        """Makes the folder with config.json, the tokenizer and copies of the source files. UserError if it is there."""
+        path = ranks.share(new_folder(options) if ranks.rank == 0 else None)
+        run = cls(path, options, ranks)
+        run.config = {
+            "model": options.model, "model_config": asdict(model.config), "options": {**asdict(options), "out": str(path)},
+            "tokenizer": data.tokenizer, "data": {"path": str(data.path), "fingerprint": data.fingerprint, "meta": data.meta},
+            "command": [sys.executable, *sys.argv], "git": git_state(),
+            "gpu": torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else None,
+            "ranks": ranks.world, "id": os.urandom(4).hex(),
+            "versions": {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}}
+        if run.writes:
+            (path / "source").mkdir()
+            for source in sources:
+                shutil.copy(source, path / "source")
+            if data.tokenizer not in ("gpt2", "byte"):
+                shutil.copy(data.tokenizer, path / "tokenizer.tiktoken")
+            write_text(path / "config.json", json.dumps(run.config, indent=1))
+        return run
+
+    @classmethod
+    def resume(cls, options, model, data, ranks, set_optimizers):
+        """Takes up a run at its checkpoint: sets the model, the optimizers by set_optimizers(states, step), and torch's random
+        numbers, and cuts off the log there. UserError if the checkpoint does not fit; no file is changed then.
+        """
+        path = Path(options.resume)
+        run = cls(path, options, ranks)
+        checkpoint = read_checkpoint(path)
+        run.config, step = checkpoint["config"], checkpoint["step"]
+        if run.config["data"]["fingerprint"] != data.fingerprint:
+            raise UserError(f"{data.path} is not the data that {path} was trained on ({run.config['data']['path']})")
+        if not 0 <= step <= options.max_steps or checkpoint["tokens"] != step * options.batch_tokens:
+            raise UserError(f"{path}/ckpt.pt: {checkpoint['tokens']} tokens at step {step} do not fit its {options.max_steps} "
+                            f"steps of {options.batch_tokens}")
+        try:
+            model.load_state_dict(checkpoint["model"])
+            set_optimizers(checkpoint["optimizers"], step)
+            torch.set_rng_state(checkpoint["rng"])
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as e:
+            raise UserError(f"{path}/ckpt.pt does not fit models/{options.model}.py: {one_line(e)}") from None
+        run.start = run.saved = step
+        if run.writes:
+            rows = log_rows(path / "log.jsonl", step)
+            run.evaluated = max((row["step"] for row in rows if row["kind"] == "val"), default=-1)
+            write_text(path / "log.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        run.evaluated = ranks.share(run.evaluated)
+        return run
+
+    def open_log(self, wandb=None):
+        """From here on log() writes; also to wandb, if that package is given."""
+        if self.writes:
+            self.file = open(self.path / "log.jsonl", "a", buffering=1)
+            if wandb:
+                self.tracker = wandb.init(project="nanodepth", name=self.path.name, config=self.config, resume="allow",
+                                          id=self.config["id"])
+
+    def log(self, kind, step, **row):
+        """Adds a row to the log: kind, step, tokens so far, and the given numbers."""
+        if self.writes:
+            self.file.write(json.dumps({"kind": kind, "step": step, "tokens": step * self.batch_tokens, **row}) + "\n")
+            if self.tracker:
+                self.tracker.log({f"{kind}/{name}": x for name, x in row.items()}, step=step)
+
+    def save(self, step, model, optimizers):
+        """Writes the checkpoint of `step`; optimizers: their states. None, or a line of text if that fails (full disk)."""
+        state = {"model": model.state_dict(), "step": step, "optimizers": optimizers, "tokens": step * self.batch_tokens,
+                 "rng": torch.get_rng_state(), "config": self.config, "tokenizer": self.config["tokenizer"]}
+        try:
+            if self.writes:
+                write_atomically(self.path / "ckpt.pt", lambda f: torch.save(state, f))
+        except (OSError, RuntimeError) as e:
+            self.save_failed = True
+            return f"step {step}: the checkpoint could not be written (is the disk full? {one_line(e)}); {self.newest()}"
+        self.saved, self.save_failed = step, False
+
+    def newest(self):
+        """Which checkpoint there is, in words."""
+        return f"{self.path}/ckpt.pt is of step {self.saved}" if self.saved >= 0 else "there is no checkpoint"
+
+
+class Console:
+    """What the first rank prints: a progress bar on a terminal, elsewhere a line now and then."""
+
+    def __init__(self, run, n_steps):
+        self.silent, self.n_steps = not run.writes, n_steps
+        self.bar = tqdm(total=n_steps, initial=run.start, unit="step", disable=self.silent or not sys.stderr.isatty())
+
+    def say(self, text):
+        if text and not self.silent:
+            self.bar.write(text)
+            sys.stdout.flush()
+
+    def introduce(self, run, options, model, n_matrix, batches, flops):
+        """What is going to be trained, on what and how. n_matrix: parameters in matrices; flops: per token, with backward."""
+        data, ranks, n_tokens = batches.data, batches.ranks, options.max_steps * options.batch_tokens
+        self.say(f"{options.model}, preset {options.preset}: {sum(p.numel() for p in model.parameters()):,} parameters, "
+                 f"{n_matrix:,} of them in matrices of the blocks ({options.optimizer}, the rest adamw); "
+                 f"{flops / 1e6:,.1f} MFLOPs per token")
+        self.say(f"{data.path}: {data.n_train:,} training tokens, {data.n_val:,} for validation, "
+                 f"vocabulary {data.vocab_size:,}")
+        self.say(f"{options.batch_tokens:,} tokens/step = {batches.micro} seq x {options.seq_len:,} x {batches.n_micro} "
+                 f"micro-steps x {ranks.world} ranks; {options.max_steps:,} steps = {n_tokens / 1e6:,.1f}M tokens "
+                 f"= {batches.n_epochs:.2f} epochs")
+        self.say(f"{ranks.device}, {options.dtype}, {'compiled' if options.compile else 'eager'}, torch {torch.__version__}; "
+                 f"to resume: python train.py --resume {run.path}")
+
+    def validated(self, step, row):
+        """One line about a validation."""
+        bits = "" if row["bpb"] is None else f" | {row['bpb']:.4f} bits/byte"
+        self.say(f"step {step:5d}/{self.n_steps} | val {row['loss']:.4f} nats | ppl {row['ppl']:.2f}{bits} "
+                 f"| {row['eval_tokens']:,} tokens in {row['eval_s']:.1f} s")
+
+    def trained(self, step, row):
+        """One step more, with the row of the log about it."""
+        texts = {"loss": f"{row['loss']:.4f}", "lr": f"{row['lr']:.2e}", "tok/s": f"{row['tok_s']:,.0f}"}
+        texts |= {"mfu": f"{row['mfu']:.1%}"} if "mfu" in row else {}
+        self.bar.update()
+        self.bar.set_postfix(texts)
+        if self.bar.disable and step % max(1, self.n_steps // 20) == 0:
+            self.say(f"step {step:5d}/{self.n_steps} | " + " | ".join(f"{name} {text}" for name, text in texts.items()))
+
+    def close(self, text):
+        """Ends the progress bar and says a last thing."""
+        self.bar.close()
+        self.say(text)
+
+
+def catch_signals():
+    """A list that will hold the number of a SIGINT or SIGTERM; a second one ends the process at once."""
+    caught = []
+
+    def on_signal(number, frame):
+        caught.append(number)
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
+    return caught

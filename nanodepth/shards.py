@@ -1,0 +1,304 @@
+"""Token shards: the format, its writer and reader, and the loader of a data folder.
+
+A data folder holds shards `train_000000.bin ...`, `val_000000.bin ...`, `meta.json` (tokenizer, counts, sha256 of each
+shard, source) and `token_bytes.npy`. A shard is a header of 256 int32 and then uint16 tokens, all little-endian (the format
+of llm.c and modded-nanogpt). Each document starts with the end-of-text token.
+"""
+import hashlib
+import json
+import os
+import re
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from nanodepth.options import UserError
+from nanodepth.runs import write_atomically, write_text
+from nanodepth.tokenizers import MAX_VOCAB, load_tokenizer, token_bytes
+
+HEADER = 256                            # int32 numbers before the tokens: [0] magic, [1] version, [2] token count, zeros
+MAGIC, VERSION = 20240520, 1
+CHUNK = 2**22                           # tokens that are looked at in one go
+
+
+def write_shard(path, tokens) -> str:
+    """Writes tokens (n,), ids below 65,536, as a shard; returns the sha256 of the file in hex.
+
+    At any moment `path` is absent, the old file or the complete new one. UserError for ids that do not fit.
+    """
+    path, tokens = Path(path), np.asarray(tokens)
+    if tokens.size and not 0 <= tokens.min() <= tokens.max() < MAX_VOCAB:
+        raise UserError(f"{path}: token ids {tokens.min()} to {tokens.max()} do not fit in a shard: 0 to {MAX_VOCAB - 1} do")
+    header = np.zeros(HEADER, "<i4")
+    header[:3] = MAGIC, VERSION, tokens.size
+    digest = hashlib.sha256()
+
+    def write(file):
+        for part in (header, np.ascontiguousarray(tokens, "<u2")):
+            file.write(part.data)
+            digest.update(part.data)
+    write_atomically(path, write)
+    return digest.hexdigest()
+
+
+def read_shard(path) -> np.memmap:
+    """The tokens of a shard, uint16 (n_tokens,), mapped rather than read. Raises UserError unless the file is complete."""
+    try:
+        with open(path, "rb") as f:
+            start, size = f.read(4 * HEADER), os.fstat(f.fileno()).st_size
+    except OSError as e:
+        raise UserError(f"{path}: {e.strerror}") from None
+    if size < 4 * HEADER:
+        raise UserError(f"{path}: not a token shard: {size} bytes, the header alone takes {4 * HEADER:,}")
+    magic, version, n = np.frombuffer(start, "<i4")[:3].tolist()
+    if magic != MAGIC:
+        raise UserError(f"{path}: not a token shard: starts with {magic} instead of {MAGIC}: prepare it with data_prep.py")
+    if version != VERSION:
+        raise UserError(f"{path}: token shard of version {version}, only version {VERSION} is known: prepare it again")
+    if size != 4 * HEADER + 2 * n or n < 1:
+        raise UserError(f"{path}: header says {n:,} tokens, file holds {size / 2 - 2 * HEADER:,.15g}: "
+                        "download it again" if n > 0 else f"{path}: header says {n:,} tokens: prepare it again")
+    return np.memmap(path, "<u2", "r", offset=4 * HEADER, shape=(n,))
+
+
+def split_of(name):
+    """`train` or `val`, whichever is a word of a shard's file name, or None."""
+    found = re.search(r"(?<![a-z])(train|val)(?![a-z]).*\.bin$", name)
+    return found and found[1]
+
+
+class Writer:
+    """Gathers the tokens of one split and writes them as shards. Keeps back the last one to two shards until close()."""
+
+    def __init__(self, folder, split, shard_tokens):
+        self.folder, self.split, self.shard_tokens = folder, split, shard_tokens
+        self.buffer, self.fill = np.empty(2 * shard_tokens, np.uint16), 0
+        self.tokens, self.documents, self.shards = 0, 0, {}
+
+    def add(self, tokens):
+        self.tokens, self.documents = self.tokens + len(tokens), self.documents + 1
+        while len(tokens):
+            n = min(len(tokens), len(self.buffer) - self.fill)
+            self.buffer[self.fill:self.fill + n] = tokens[:n]
+            self.fill, tokens = self.fill + n, tokens[n:]
+            if self.fill == len(self.buffer):
+                self.flush()
+
+    def flush(self):
+        n = min(self.fill, self.shard_tokens)
+        name = f"{self.split}_{len(self.shards):06d}.bin"
+        self.shards[name] = {"tokens": n, "sha256": write_shard(self.folder / name, self.buffer[:n])}
+        self.buffer[:self.fill - n], self.fill = self.buffer[n:self.fill].copy(), self.fill - n
+
+    def close(self):
+        """Writes what is left."""
+        while self.fill:
+            self.flush()
+
+
+def write_meta(folder, tokenizer, vocab_size, widths, splits, shards, source):
+    """Writes token_bytes.npy (unless widths is None) and, as the last file of a data folder, meta.json; returns its contents."""
+    meta = {"version": 1, "source": source, "tokenizer": tokenizer, "vocab_size": vocab_size, "splits": splits, "shards": shards}
+    if widths is not None:
+        np.save(folder / "token_bytes.npy", widths)
+    write_text(folder / "meta.json", json.dumps(meta, indent=1) + "\n")
+    return meta
+
+
+# ----------------------------------------------------------------------------------------------------------- the loader
+
+
+class Data:
+    """A folder of shards, memory-mapped. Without meta.json the shards are taken for public ones with GPT-2 tokens.
+
+    Attributes: path, meta (dict), tokenizer (for load_tokenizer), vocab_size, n_train and n_val (tokens), token_bytes,
+    fingerprint (hex; changes with the data). With meta.json its list of shards is the data, and must be what the folder has.
+    UserError for a missing or unfinished folder, a missing, foreign or truncated shard, and (with check_ids, which
+    reads every shard once) for token ids beyond the vocabulary.
+    """
+
+    def __init__(self, path, check_ids: bool = True):
+        self.path = path = Path(path)
+        if not os.path.isdir(path):
+            raise UserError(f"{path}: no such data folder: make it with python data_prep.py (stdlib, fineweb-edu or text)")
+        self.meta = self.read_meta()
+        recorded = self.meta.get("shards")
+        found = sorted(p.name for p in path.iterdir() if split_of(p.name))
+        if recorded is None and list(path.glob("*.part")):
+            raise UserError(f"{path}: unfinished download: run python data_prep.py fineweb-edu again, it goes on where it stopped")
+        if recorded is not None and (lost := sorted(set(recorded) ^ set(found))):
+            what = "is in meta.json but not in the folder" if lost[0] in recorded else "is in the folder but not in meta.json"
+            raise UserError(f"{path}/{lost[0]}: {what}: restore what was prepared, or prepare the folder again")
+        digest = hashlib.sha256()
+        self.shards = {"train": [], "val": []}                                          # uint16 (n_tokens,) each
+        for name in found:
+            tokens = read_shard(path / name)
+            if recorded and recorded[name]["tokens"] != len(tokens):
+                raise UserError(f"{path / name}: meta.json says {recorded[name]['tokens']:,} tokens, the shard holds {len(tokens):,}: "
+                                "prepare the folder again")
+            if check_ids:
+                self.check_ids(name, tokens)
+            ends = tokens[:2**15].tobytes() + tokens[-2**15:].tobytes()                 # 64 KiB each
+            sha256 = recorded[name]["sha256"] if recorded else hashlib.sha256(ends).hexdigest()
+            digest.update(f"{name} {len(tokens)} {sha256}\n".encode())
+            self.shards[split_of(name)].append(tokens)
+        for split, shards in self.shards.items():
+            if not shards:
+                raise UserError(f"{path}: no {split} shard (*{split}*.bin) in the folder: prepare it with python data_prep.py")
+        self.n_train, self.n_val = (sum(map(len, self.shards[split])) for split in ("train", "val"))
+        self.fingerprint = digest.hexdigest()[:16]
+        self.orders = {}                                                                # of the epochs of the latest batch
+
+    def read_meta(self):
+        """meta.json as a dict, or {} without one; sets tokenizer and vocab_size."""
+        file, meta = self.path / "meta.json", {}
+        if file.exists():
+            try:
+                meta = json.loads(file.read_text())
+                typed = all(type(shard["tokens"]) is int and type(shard["sha256"]) is str for shard in meta["shards"].values())
+                typed = typed and type(meta["tokenizer"]) is str and type(meta["vocab_size"]) is int
+                if not (typed and 0 < meta["vocab_size"] <= MAX_VOCAB and all(map(split_of, meta["shards"]))):
+                    raise ValueError("tokenizer, vocab_size or shards are not as data_prep.py writes them")
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+                raise UserError(f"{file}: broken ({type(e).__name__}: {e}): prepare the folder again") from None
+        self.tokenizer, self.vocab_size = meta.get("tokenizer", "gpt2"), meta.get("vocab_size", 50257)
+        if self.tokenizer not in ("gpt2", "byte"):
+            ranks = self.path / self.tokenizer
+            if ranks.name != self.tokenizer or not ranks.is_file():
+                raise UserError(f"{file}: its tokenizer {self.tokenizer!r} is no file of the folder: prepare the folder again")
+            self.tokenizer = str(ranks)
+        return meta
+
+    def check_ids(self, name, tokens):
+        for i in range(0, len(tokens), CHUNK) if self.vocab_size < MAX_VOCAB else ():
+            chunk = tokens[i:i + CHUNK]
+            if chunk.max() >= self.vocab_size:
+                at = int(np.argmax(chunk >= self.vocab_size))
+                raise UserError(f"{self.path / name}: token id {chunk[at]} at position {i + at:,} is beyond the vocabulary of "
+                                f"{self.vocab_size:,} ({self.tokenizer}): the shard belongs to another tokenizer")
+
+    @cached_property
+    def token_bytes(self):
+        """int64 (vocab_size,): bytes of text per token id, or None where the tokenizer cannot be loaded."""
+        file = self.path / "token_bytes.npy"
+        try:
+            widths = np.load(file, allow_pickle=False) if file.exists() else token_bytes(load_tokenizer(self.tokenizer))
+        except UserError:
+            return None
+        except Exception:                                                   # numpy raises many kinds for a broken header
+            widths = None
+        if not isinstance(widths, np.ndarray) or widths.dtype.kind not in "iu" or widths.min() < 0:
+            raise UserError(f"{file}: not readable as an array of numbers: delete it, it is made again from the tokenizer")
+        if widths.shape != (self.vocab_size,):
+            raise UserError(f"{file}: {widths.shape} lengths for a vocabulary of {self.vocab_size:,}: prepare the folder again")
+        return widths.astype(np.int64)
+
+    def n_windows(self, seq_len: int) -> int:
+        """Windows in the train split: side by side inside each shard, seq_len inputs and one more token for the last target."""
+        n = sum((len(tokens) - 1) // seq_len for tokens in self.shards["train"])
+        if n == 0:
+            raise UserError(f"{self.path}: no train shard is longer than --seq_len {seq_len} (the split has {self.n_train:,} tokens): "
+                            "use shorter sequences or more text")
+        return n
+
+    def batch(self, step: int, start: int, stop: int, batch_size: int, seq_len: int, seed: int):
+        """Rows start ... stop of the batch_size sequences of `step`: idx and targets, int64 (stop - start, seq_len), on the CPU.
+
+        A pure function of the data and the arguments. Row `row` of step `step` is sequence step * batch_size + row of an
+        endless series of epochs, each of which visits every window once, in an order of its own.
+        """
+        n = self.n_windows(seq_len)
+        first = np.cumsum([0] + [(len(tokens) - 1) // seq_len for tokens in self.shards["train"]])   # first window of each shard
+        rows = range(step * batch_size + start, step * batch_size + stop)
+        wanted = {(seed, row // n, n) for row in rows}
+        # argsort of the generator's raw bits: unlike Generator.permutation, the same in every version of numpy
+        self.orders = {key: self.orders[key] if key in self.orders else
+                       np.argsort(np.random.PCG64([key[0] % 2**64, key[1]]).random_raw(n), kind="stable") for key in wanted}
+        out = np.empty((len(rows), seq_len + 1), np.int64)
+        for i, row in enumerate(rows):
+            window = self.orders[seed, row // n, n][row % n]
+            shard = int(np.searchsorted(first, window, side="right")) - 1
+            at = int(window - first[shard]) * seq_len
+            out[i] = self.shards["train"][shard][at:at + seq_len + 1]
+        out = torch.from_numpy(out)
+        return out[:, :-1].contiguous(), out[:, 1:].contiguous()
+
+    def val_batches(self, n_tokens, batch_size: int, seq_len: int):
+        """Yields idx and targets, int64 (batch_size, seq_len): the first n_tokens targets of the validation split, each once, in
+        order (None, or more than there are: all). Windows do not cross shards; what is left over has idx 0 and target -1.
+        """
+        left = sum(len(tokens) - 1 for tokens in self.shards["val"])
+        left = left if n_tokens is None else min(left, n_tokens)
+        if left < 1:
+            raise UserError(f"{self.path}: nothing to validate on: {self.n_val:,} tokens in the split, {n_tokens} asked for")
+        idx, targets, row = np.zeros((batch_size, seq_len), np.int64), np.full((batch_size, seq_len), -1), 0
+        for tokens in self.shards["val"]:
+            for at in range(0, len(tokens) - 1, seq_len):
+                n = min(seq_len, len(tokens) - 1 - at, left)
+                if n == 0:
+                    break
+                idx[row, :n], targets[row, :n] = tokens[at:at + n], tokens[at + 1:at + n + 1]
+                row, left = row + 1, left - n
+                if row == batch_size or left == 0:
+                    yield torch.from_numpy(idx), torch.from_numpy(targets)
+                    idx, targets, row = np.zeros_like(idx), np.full_like(targets, -1), 0
+
+
+class Batches:
+    """How the batch of each optimizer step is split over ranks and micro-steps; only memory and speed depend on it.
+
+    n_seq: sequences in a step; micro: in one forward pass of one rank; n_micro: such passes of a rank in a step. Without
+    --micro_batch a pass has up to 32,768 tokens. UserError for numbers that do not divide.
+    """
+
+    def __init__(self, data, options, ranks):
+        self.data, self.options, self.ranks = data, options, ranks
+        self.n_seq, rest = divmod(options.batch_tokens, options.seq_len)
+        if rest or self.n_seq % ranks.world:
+            raise UserError(f"--batch_tokens {options.batch_tokens:,} must be a multiple of "
+                            f"seq_len x ranks = {options.seq_len} x {ranks.world}")
+        self.per_rank = self.n_seq // ranks.world
+        largest = min(self.per_rank, max(1, 32768 // options.seq_len))
+        self.micro = options.micro_batch or max(n for n in range(1, largest + 1) if self.per_rank % n == 0)
+        if self.per_rank % self.micro:
+            raise UserError(f"--micro_batch {self.micro} must divide the {self.per_rank} sequences that a rank has per step")
+        self.n_micro = self.per_rank // self.micro
+        self.n_epochs = options.max_steps * self.n_seq / data.n_windows(options.seq_len)
+
+    def train(self, step):
+        """Yields the micro-batches of this rank in an optimizer step: idx and targets, int64 (micro, seq_len), on its device."""
+        first = self.ranks.rank * self.per_rank
+        for start in range(first, first + self.per_rank, self.micro):
+            pair = self.data.batch(step, start, start + self.micro, self.n_seq, self.options.seq_len, self.options.seed)
+            yield (t.to(self.ranks.device, non_blocking=True) for t in pair)
+
+    def val(self):
+        """The batches of the validation split that this rank scores."""
+        batches = self.data.val_batches(self.options.eval_tokens, self.micro, self.options.seq_len)
+        return islice(batches, self.ranks.rank, None, self.ranks.world)
+
+    def sample(self):
+        """A few sequences of the validation split to look at the model with: idx (up to 4, seq_len), on the device."""
+        batches = self.data.val_batches(None, min(self.micro, 4), self.options.seq_len)
+        return next(batches)[0].to(self.ranks.device)
+
+
+def run_data(run, config, path=None) -> Data:
+    """The data at `path`, or else those that the run folder with this config was trained on.
+
+    UserError if they are not there, not the same any more, or not in the tokens of the run.
+    """
+    trained = config["data"]
+    if not path and not trained["path"]:
+        raise UserError(f"{run} was not trained here: name the data with --data")
+    data = Data(path or trained["path"])
+    if not path and data.fingerprint != trained["fingerprint"]:
+        raise UserError(f"{trained['path']} is not what {run} was trained on any more: name the data with --data")
+    own, other = Path(run) / "tokenizer.tiktoken", Path(data.tokenizer)                 # files, unless it is gpt2 or byte
+    same = own.read_bytes() == other.read_bytes() if own.exists() and other.is_file() else data.tokenizer == config["tokenizer"]
+    if not same or data.vocab_size > config["model_config"].get("vocab_size", data.vocab_size):
+        raise UserError(f"{data.path} has other tokens ({data.tokenizer}) than {run} was trained on ({config['tokenizer']})")
+    return data
