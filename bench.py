@@ -43,8 +43,9 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 import models  # noqa: E402
 import muon  # noqa: E402
-from nanodepth.devices import flops_per_token  # noqa: E402
-from nanodepth.options import parse_spec  # noqa: E402
+from nanodepth.devices import find_device, flops_per_token, out_of_memory, peak_flops  # noqa: E402
+from nanodepth.options import Parser, one_line, parse_spec, same_shape  # noqa: E402
+from nanodepth.presets import PRESETS  # noqa: E402
 
 SHAPE = dict(n_layer=12, d_model=384, n_head=6, vocab_size=8192, seq_len=512)       # without a preset
 FLAGS = ("n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "vocab_size", "seq_len")
@@ -152,7 +153,7 @@ class Row:
         try:
             self.args, self.model = args, models.build(self.name, **config)
             own, base = (models.module(name).Config for name in (self.name, "gpt"))
-            self.shape = asdict(base(**models.same_shape(own, base, {**shape, **options})))     # of the gpt to compare with
+            self.shape = asdict(base(**same_shape(own, base, {**shape, **options})))     # of the gpt to compare with
         except ValueError as e:
             raise ValueError(f"{spec}: {e}") from None
         self.n_params = sum(p.numel() for p in self.model.parameters())
@@ -316,7 +317,7 @@ def result(row, base, args, rate, bandwidth):
                 "read_per_token": formula[2], "floor": base_seconds / (base_seconds + max(0, seconds))}
     out |= dict(zip(("forward_ms", "backward_ms", "optimizer_ms"), parts))
     seconds = median(pairs[0][1])
-    peak = models.peak_flops(row.device)
+    peak = peak_flops(row.device)
     out |= {"tokens_per_s": tokens / median(pairs[0][2]), "ratio": ratio(pairs[0][1], pairs[1][1]), "step_ratio": ratio(pairs[0][2], pairs[1][2]),
             "peak_bytes": row.peak, "memory_ratio": row.peak / base.peak, "utilisation": 3 * row.flops * tokens / seconds / rate,
             "mfu": 3 * row.flops * tokens / seconds / peak if peak else None,
@@ -417,7 +418,7 @@ def decode_table(rows, args, note):
 
 
 def main(argv):
-    parser = models.Parser("bench.py", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("bench.py", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", metavar="NAME[:option=value...]",
                         help=f"[every model, {', '.join(VARIANTS)}; gpt of the same shape is always added]")
     parser.add_argument("--preset", help="take the shape of a preset (see README)")
@@ -435,8 +436,8 @@ def main(argv):
     parser.add_argument("--profile", metavar="FILE", help="only write a torch.profiler trace of one model's step there")
     parser.add_argument("--ranks", type=int, nargs="+", metavar="N", help="only print what N ranks hold and send, by formula")
     args = parser.parse_args(argv)
-    if args.preset is not None and args.preset not in models.PRESETS:
-        parser.error(f"no preset {args.preset!r}: choose from {', '.join(models.PRESETS)}")
+    if args.preset is not None and args.preset not in PRESETS:
+        parser.error(f"no preset {args.preset!r}: choose from {', '.join(PRESETS)}")
     if args.dtype not in ("fp32", "bf16", "auto"):
         parser.error(f"--dtype must be fp32, bf16 or auto, not {args.dtype!r}")
     if args.rounds < 1 or args.batch < 1 or args.prompt < 1 or args.new_tokens < 0 or args.new_tokens == 1:
@@ -450,7 +451,7 @@ def main(argv):
         except OSError as e:
             parser.error(f"{path} cannot be written: {e.strerror}")
 
-    shape = {**SHAPE, **models.PRESETS[args.preset]} if args.preset else dict(SHAPE)
+    shape = {**SHAPE, **PRESETS[args.preset]} if args.preset else dict(SHAPE)
     shape |= {name: getattr(args, name) for name in FLAGS if getattr(args, name) is not None}
     args.seq_len = shape["seq_len"]
     if args.seq_len < 1:
@@ -467,7 +468,7 @@ def main(argv):
         if args.ranks:
             print("\n".join(ranks_table(specs, shape, args.ranks, args.dtype.replace("auto", "bf16"))))
             return 0
-        device = models.find_device(args.device)
+        device = find_device(args.device)
         rows = [Row(spec, args, shape) for spec in specs]
         bases = []
         for row in rows:                                                            # gpt of each shape that occurs
@@ -478,7 +479,7 @@ def main(argv):
                 row.base = Row(":".join(["gpt", *own]), args, shape)
                 bases.append(row.base)
     except ValueError as e:
-        parser.error(models.one_line(e))
+        parser.error(one_line(e))
     for base in bases:
         base.base = base
     if not args.profile:                                                            # baselines first, variants together
@@ -565,7 +566,7 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         sys.exit(130)
     except (RuntimeError, MemoryError) as e:
-        if models.out_of_memory(e):
+        if out_of_memory(e):
             print("bench.py: error: out of memory: lower --batch, or name fewer --models", file=sys.stderr)
             sys.exit(2)
         raise
