@@ -22,8 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-import data_prep
 import models
+from nanodepth import runs as run_folders
+from nanodepth.devices import find_device, out_of_memory
+from nanodepth.options import Parser, escaped, one_line
+from nanodepth.shards import run_data
+from nanodepth.tokenizers import run_tokenizer
 
 try:
     import matplotlib
@@ -47,7 +51,7 @@ def read_log(run):
         seed, *_ = [config["options"][name] for name in ("seed", "seq_len", "eval_tokens")]
         {**config["model_config"], "": (config["model"], config["data"]["fingerprint"])}
     except (OSError, ValueError, TypeError, KeyError) as e:
-        raise ValueError(f"{run} is not the folder of a run: {models.one_line(e)}") from None
+        raise ValueError(f"{run} is not the folder of a run: {one_line(e)}") from None
     rows = {"train": [], "val": []}
     for line in lines:
         try:
@@ -220,7 +224,7 @@ def curves(args):
     if not runs:
         raise ValueError(skipped[0])
     for message in skipped:                                                 # of runs/*, the one that has only begun
-        print(f"analyze.py: left out: {models.escaped(message)}", file=sys.stderr)
+        print(f"analyze.py: left out: {escaped(message)}", file=sys.stderr)
     for name in ("data", "eval_tokens", "seq_len"):
         seen = {json.dumps({**run["config"]["options"], "data": run["config"]["data"]["fingerprint"]}[name]): run["run"] for run in runs}
         if len(seen) > 1:
@@ -899,14 +903,14 @@ def probe(args):
     if len(set(names)) < len(names):
         raise ValueError("a run is given twice")
     for run in args.runs:                                                           # before minutes of work
-        models.read_checkpoint(run)
-    device, found = models.find_device(args.device), {}
+        run_folders.read_checkpoint(run)
+    device, found = find_device(args.device), {}
     for run, name in zip(args.runs, names):
-        model, config = models.load(run, device)
-        data, T = data_prep.run_data(run, config, args.data), config["options"]["seq_len"]
+        model, config = run_folders.load(run, device)
+        data, T = run_data(run, config, args.data), config["options"]["seq_len"]
         if T < 2:
             raise ValueError(f"{run} was trained on sequences of {T} token: probes need 2")
-        tokenizer = data_prep.run_tokenizer(run, config)
+        tokenizer = run_tokenizer(run, config)
         short = {tokenizer.encode_ordinary(text)[0]: text for text in (".", "\n") if len(tokenizer.encode_ordinary(text)) == 1}
         quiet = torch.tensor([tokenizer.eot_token, *short], device=device)
         batches = []
@@ -920,7 +924,7 @@ def probe(args):
             numbers = measure(model, batches, quiet)
         except ValueError as e:
             raise ValueError(f"{run}: {e}") from None
-        found[name] = {"run": str(run), "model": config["model"], "step": models.read_checkpoint(run)["step"], **numbers}
+        found[name] = {"run": str(run), "model": config["model"], "step": run_folders.read_checkpoint(run)["step"], **numbers}
         print(f"{name}: {config['model']}, loss {found[name]['loss']:.4f} on {found[name]['tokens']:,} tokens", flush=True)
     found = dict(sorted(found.items(), key=lambda item: item[1]["model"] != "gpt"))     # the baseline is black
     args.out.mkdir(parents=True, exist_ok=True)
@@ -935,7 +939,7 @@ def probe(args):
 
 
 def main(argv=None):
-    parser = models.Parser("analyze.py", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("analyze.py", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="curves|probe")
     one = commands.add_parser("curves", allow_abbrev=False, help="learning curves of several runs")
     one.add_argument("runs", nargs="+", help="run folders; config.json and log.jsonl are enough")
@@ -956,9 +960,9 @@ def main(argv=None):
             raise ValueError(f"--out {args.out} is not a folder")
         curves(args) if args.command == "curves" else probe(args)
     except (ValueError, OSError) as e:
-        parser.error(models.one_line(e))
+        parser.error(one_line(e))
     except (RuntimeError, MemoryError) as e:
-        if not models.out_of_memory(e):
+        if not out_of_memory(e):
             raise
         parser.error("out of memory: lower --batch_tokens")
     return 0

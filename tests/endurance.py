@@ -40,6 +40,8 @@ import bench  # noqa: E402
 import data_prep  # noqa: E402
 import models  # noqa: E402
 import train  # noqa: E402
+from nanodepth import runs  # noqa: E402
+from nanodepth.shards import Data  # noqa: E402
 
 # a checkpoint of 3 MB, so that writing it takes as long as a step
 RUN = dict(n_layer=3, d_model=96, n_head=2, d_ff=256, max_len=64, seq_len=16, batch_tokens=128, max_steps=30, warmup_steps=3,
@@ -81,17 +83,17 @@ def inside(argv):
 @contextlib.contextmanager
 def watching(saved):
     """Calls saved(path of ckpt.pt) after every checkpoint that train.py writes in this process."""
-    write = models.write_atomically
+    write = runs.write_atomically
 
     def watched(path, content):
         write(path, content)
         if path.name == "ckpt.pt":
             saved(path)
-    models.write_atomically = watched
+    runs.write_atomically = watched
     try:
         yield
     finally:
-        models.write_atomically = write
+        runs.write_atomically = write
 
 
 def text_file(folder):
@@ -110,7 +112,7 @@ def prepare(folder):
 
 def digest(run):
     """(step, hash of every weight and of the whole optimizer state) of a run's checkpoint, read without mapping."""
-    checkpoint = models.read_checkpoint(run)
+    checkpoint = runs.read_checkpoint(run)
     tensors = [*checkpoint["model"].values(), checkpoint["rng"]]
     tensors += [t for o in checkpoint["optimizers"] for s in o["state"].values() for t in s.values() if torch.is_tensor(t)]
     return checkpoint["step"], hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in tensors)).hexdigest()
@@ -289,8 +291,8 @@ def worker(orders, dtype):
     torch.set_default_dtype(getattr(torch, dtype))
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
-        train.dist.init_process_group = lambda backend: None
-    batch = data_prep.Data.batch
+        dist.init_process_group = lambda backend: None
+    batch = Data.batch
     for order in json.loads(Path(orders).read_text()):
         sent, held = {}, {}
         gc.collect()
@@ -306,7 +308,7 @@ def worker(orders, dtype):
             if step in order["copy"]:
                 shutil.copytree(path.parent, order["copy"][step])
 
-        data_prep.Data.batch = watched
+        Data.batch = watched
         with watching(copy):
             inside(order["argv"])
         done.append({"sent": [sent[b] - sent[a] for a, b in itertools.pairwise(sorted(sent))],
@@ -363,7 +365,7 @@ def ranks(folder, names, dtype, measured, **shape):
     size = torch.finfo(getattr(torch, dtype)).bits / 32                         # the formulas are for float32
     for i, name in enumerate(measured):
         for world, answers in told.items():
-            formula = bench.across(models.load(folder / f"{name} large {world}")[0], world, "muon", "fp32")
+            formula = bench.across(runs.load(folder / f"{name} large {world}")[0], world, "muon", "fp32")
             each = answers[len(names) + i]                                      # rank; the runs before have filled torch's caches
             sent = max(np.median(answer["sent"]) for answer in each)
             sizes.append((name, world, "sent per step", size * (formula["gradients"] + formula["updates"]), sent))

@@ -20,6 +20,17 @@ from types import SimpleNamespace
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def within(script, main, *words):
+    """The exit code of a script's main(argv) within this process, with the line on stderr that the script's end would print."""
+    from nanodepth.options import UserError, exit_code
+    try:
+        return main([*map(str, words)])
+    except SystemExit as e:
+        return e.code
+    except UserError as e:
+        return exit_code(script, e)
+
+
 class Scripts:
     def __init__(self):
         env = {**os.environ, "OMP_NUM_THREADS": "1", "HTTPS_PROXY": "http://127.0.0.1:9", "TIKTOKEN_CACHE_DIR": "/nonexistent"}
@@ -75,6 +86,7 @@ def serve():
     import data_prep  # noqa: F401
     import models
     import muon  # noqa: F401
+    import nanodepth.record  # noqa: F401
     for name in models.names():
         models.module(name)
     replies = os.fdopen(os.dup(1), "w", buffering=1)

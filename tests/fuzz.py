@@ -31,7 +31,8 @@ import torch
 from endurance import flags, inside, prepare
 from forked import Scripts
 
-import models  # noqa: E402, I001
+import data_prep  # noqa: E402, I001
+import models  # noqa: E402
 import train  # noqa: E402
 
 SMALL = dict(n_layer=2, d_model=32, n_head=2, d_ff=64, max_len=64, seq_len=16, batch_tokens=64, max_steps=2, warmup_steps=1,
@@ -64,7 +65,7 @@ def good_folder(folder):
     (folder / "a.txt.xz").write_bytes(lzma.compress((folder / "a.txt").read_bytes()))
     tokens = [bytes([i]) for i in range(256)] + [b" the", b" cat"]
     (folder / "ranks").write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % i for i, token in enumerate(tokens)))
-    train.data_prep.prepare_text([folder / "a.txt"], folder / "own", str(folder / "ranks"), val_frac=0.2)
+    data_prep.prepare_text([folder / "a.txt"], folder / "own", str(folder / "ranks"), val_frac=0.2)
     before = os.getcwd()
     os.chdir(folder)                                                            # so that the runs name their data relatively
     try:

@@ -22,8 +22,8 @@ from tokenizers import ByteLevelBPETokenizer  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: E402
 
 import convert  # noqa: E402
-import models  # noqa: E402
-from eval import HarnessLM  # noqa: E402
+from nanodepth.devices import find_device  # noqa: E402
+from nanodepth.harness import HarnessLM  # noqa: E402
 
 
 def main():
@@ -36,7 +36,7 @@ def main():
     parser.add_argument("--batch_size", type=int, default=16, help="of lm_eval's adapter, in sequences [%(default)s]")
     parser.add_argument("--device", default="auto")
     args = parser.parse_args()
-    device = models.find_device(args.device)
+    device = find_device(args.device)
 
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator((path.read_text() for path in sorted(ROOT.rglob("*.md"))), vocab_size=2048, special_tokens=["<|endoftext|>"])

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 
 import convert
-import models
 import train
+from forked import within
+from nanodepth import runs
 
 OBPM = dict(block_size=16, vocab_size=37, n_layer=3, n_head=2, n_embd=16, mlp_hidden_dim=None, mlp_ratio=3.0,
             weight_tying=False, act_type="swiglu", rope_theta=500.0, rmsnorm_eps=1e-6, rmsnorm_use_weight=True,
@@ -284,7 +285,7 @@ def test_same_function(layout, make, logits, changes, name, fields, tmp_path, fl
         tensors[key].zero_()
     convert.convert(layout, save(layout, tmp_path / "source", config, tensors), tmp_path / "run")
     torch.set_default_dtype(torch.float64)                                          # exact rotary tables
-    model, run = models.load(tmp_path / "run")
+    model, run = runs.load(tmp_path / "run")
     assert run["model"] == name and {key: run["model_config"][key] for key in fields} == fields
     assert run == json.loads((tmp_path / "run" / "config.json").read_text()) and run["converted"]["config"] == config
     more = dict(file=changes["file"]) if "file" in changes else {}
@@ -295,18 +296,18 @@ def test_same_function(layout, make, logits, changes, name, fields, tmp_path, fl
 
 def test_what_the_run_folder_holds(tmp_path):
     convert.convert("exoformer", save("exoformer", tmp_path / "exo", *obpm()), tmp_path / "a" / "run")
-    checkpoint = models.read_checkpoint(tmp_path / "a" / "run")
+    checkpoint = runs.read_checkpoint(tmp_path / "a" / "run")
     assert (checkpoint["step"], checkpoint["tokens"], checkpoint["tokenizer"]) == (12, 345, "gpt2")
     assert all(t.dtype == torch.float32 and t.is_contiguous() for t in checkpoint["model"].values())
     assert os.listdir(tmp_path / "a") == ["run"] and sorted(os.listdir(tmp_path / "a" / "run")) == ["ckpt.pt", "config.json"]
     source = save("llama", tmp_path / "llama", *llama(vocab_size=300, tie_word_embeddings=True))
     convert.convert("llama", source, tmp_path / "b")
-    assert models.read_checkpoint(tmp_path / "b")["tokenizer"] == "tokenizer.json"
+    assert runs.read_checkpoint(tmp_path / "b")["tokenizer"] == "tokenizer.json"
     assert (tmp_path / "b" / "tokenizer.json").read_text() == "{}"
-    state = models.read_checkpoint(tmp_path / "b")["model"]
+    state = runs.read_checkpoint(tmp_path / "b")["model"]
     assert state["embed.weight"].data_ptr() == state["head.weight"].data_ptr()      # stored once
     convert.convert("llama", source, tmp_path / "c", "byte")
-    assert models.read_checkpoint(tmp_path / "c")["tokenizer"] == "byte" and not (tmp_path / "c" / "tokenizer.json").exists()
+    assert runs.read_checkpoint(tmp_path / "c")["tokenizer"] == "byte" and not (tmp_path / "c" / "tokenizer.json").exists()
     ranks = b"".join(b"%s %d\n" % (base64.b64encode(bytes([i])), i) for i in range(256))
     (tmp_path / "mine").write_bytes(ranks)
     convert.convert("llama", source, tmp_path / "d", str(tmp_path / "mine"))
@@ -326,7 +327,7 @@ def test_shards_prefixes_and_harmless_tensors(tmp_path):
     index = {name: f"pytorch_model-0000{i % 2 + 1}-of-00002.bin" for i, name in enumerate(tensors)}
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": index}))
     assert f"not needed: lm_head.weight, {inv_freq}" in convert.convert("llama", folder, tmp_path / "b")
-    a, b = (models.read_checkpoint(tmp_path / name)["model"] for name in "ab")
+    a, b = (runs.read_checkpoint(tmp_path / name)["model"] for name in "ab")
     assert all(torch.equal(a[key], b[key]) for key in a)
 
 
@@ -336,7 +337,7 @@ def test_safetensors(tmp_path):
     safetensors.save_file(made[1], folder / "model.safetensors")
     (folder / "pytorch_model.bin").write_bytes(b"not read")
     convert.convert("llama", folder, tmp_path / "run")
-    assert torch.equal(models.read_checkpoint(tmp_path / "run")["model"]["embed.weight"], made[1]["model.embed_tokens.weight"])
+    assert torch.equal(runs.read_checkpoint(tmp_path / "run")["model"]["embed.weight"], made[1]["model.embed_tokens.weight"])
 
 
 # --------------------------------------------------------------------------------------------------------- refusals
@@ -345,11 +346,9 @@ def test_safetensors(tmp_path):
 def refused(monkeypatch, capsys, tmp_path, *words):
     """The one line of a command that must fail with exit code 2 and leave nothing behind."""
     before = sorted(tmp_path.rglob("*"))
-    monkeypatch.setattr(sys, "argv", ["convert.py", *map(str, words), "--out", str(tmp_path / "new" / "run")])
-    with pytest.raises(SystemExit) as stopped:
-        convert.main()
+    code = within("convert.py", convert.main, *words, "--out", tmp_path / "new" / "run")
     said = capsys.readouterr()
-    assert stopped.value.code == 2 and said.out == "" and said.err.count("\n") == 1 and len(said.err) < 600
+    assert code == 2 and said.out == "" and said.err.count("\n") == 1 and len(said.err) < 600
     assert sorted(tmp_path.rglob("*")) == before
     return said.err
 
@@ -480,6 +479,5 @@ def test_existing_out_and_a_full_disk(monkeypatch, capsys, tmp_path):
 
 def test_a_converted_run_is_not_resumed(capsys, tmp_path):
     convert.convert("exoformer", save("exoformer", tmp_path / "exo", *obpm()), tmp_path / "run")
-    with pytest.raises(SystemExit) as stopped:
-        train.main(["--resume", str(tmp_path / "run")])
-    assert stopped.value.code == 2 and capsys.readouterr().err.endswith("holds converted weights, which cannot be resumed\n")
+    assert within("train.py", train.main, "--resume", tmp_path / "run") == 2
+    assert capsys.readouterr().err.endswith("holds converted weights, which cannot be resumed\n")

@@ -26,7 +26,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import data_prep  # noqa: E402
-from data_prep import Data, DataError  # noqa: E402
+from forked import within  # noqa: E402
+from nanodepth import shards, tokenizers  # noqa: E402
+from nanodepth.options import UserError  # noqa: E402
+from nanodepth.shards import Data  # noqa: E402
 
 EOT = "<|endoftext|>"
 DOCS = ["Hello  world, it's 42!\n\n\tx", "naïve 日本語 🙂 \u0301\x00", f"it says {EOT} inside", " \n ", "last\none " * 40]
@@ -57,12 +60,7 @@ def meta_of(shards, **changes):
 def main(monkeypatch, capsys, folder, *args):
     """The command line within this process: exit code, stdout, stderr."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["data_prep.py", *map(str, args)])
-    try:
-        code = data_prep.main()
-    except SystemExit as e:
-        code = e.code
-    return code, *capsys.readouterr()
+    return within("data_prep.py", data_prep.main, *args), *capsys.readouterr()
 
 
 def cli(*args, cwd, **env):
@@ -77,11 +75,11 @@ def cli(*args, cwd, **env):
 @pytest.mark.parametrize("dtype", [np.uint16, np.int64, list])
 def test_shard_bytes_and_round_trip(tmp_path, dtype):
     tokens = [0, 1, 255, 256, 50256, 65535]
-    digest = data_prep.write_shard(tmp_path / "a.bin", tokens if dtype is list else np.array(tokens, dtype))
+    digest = shards.write_shard(tmp_path / "a.bin", tokens if dtype is list else np.array(tokens, dtype))
     raw = (tmp_path / "a.bin").read_bytes()
     assert raw == shard_bytes(tokens)
     assert digest == hashlib.sha256(raw).hexdigest()
-    back = data_prep.read_shard(tmp_path / "a.bin")
+    back = shards.read_shard(tmp_path / "a.bin")
     assert isinstance(back, np.memmap) and back.dtype == np.uint16 and back.tolist() == tokens
     assert [p.name for p in tmp_path.iterdir()] == ["a.bin"]
 
@@ -102,15 +100,15 @@ def test_bad_shards(tmp_path, raw, words):
     path = tmp_path / "train_000000.bin"
     if raw is not None:
         path.write_bytes(raw)
-    with pytest.raises(DataError, match=re.escape(words)) as e:
-        data_prep.read_shard(path)
+    with pytest.raises(UserError, match=re.escape(words)) as e:
+        shards.read_shard(path)
     assert str(path) in str(e.value) and "\n" not in str(e.value)
 
 
 @pytest.mark.parametrize("tokens", [[65536], [-1]])
 def test_ids_that_do_not_fit_are_not_written(tmp_path, tokens):
-    with pytest.raises(DataError):
-        data_prep.write_shard(tmp_path / "a.bin", tokens)
+    with pytest.raises(UserError):
+        shards.write_shard(tmp_path / "a.bin", tokens)
     assert not list(tmp_path.iterdir())
 
 
@@ -126,17 +124,17 @@ def ranks_file(path, tokens):
 def tokenizer(request, tmp_path):
     if request.param == "file":
         singles = [bytes([i]) for i in range(255, -1, -1)]              # not in the order of bytes
-        return data_prep.load_tokenizer(ranks_file(tmp_path / "my.tiktoken", singles + [b"la", b"st", b"last", b" w"]))
+        return tokenizers.load_tokenizer(ranks_file(tmp_path / "my.tiktoken", singles + [b"la", b"st", b"last", b" w"]))
     try:
-        return data_prep.load_tokenizer(request.param)
-    except DataError as e:
+        return tokenizers.load_tokenizer(request.param)
+    except UserError as e:
         pytest.skip(str(e))
 
 
 def test_tokenizers_give_back_the_text(tokenizer):
     rng = random.Random(0)
     random_text = "".join(chr(rng.choice([rng.randrange(0xd800), rng.randrange(0xe000, 0x110000), rng.randrange(128)])) for _ in range(3000))
-    widths = data_prep.token_bytes(tokenizer)
+    widths = tokenizers.token_bytes(tokenizer)
     assert widths.shape == (tokenizer.n_vocab,) and widths.dtype == np.int64 and widths[tokenizer.eot_token] == 0
     for text in [*DOCS, random_text]:
         ids = tokenizer.encode_ordinary(text)
@@ -146,9 +144,9 @@ def test_tokenizers_give_back_the_text(tokenizer):
 
 
 def test_token_ids(tmp_path):
-    byte = data_prep.load_tokenizer("byte")
+    byte = tokenizers.load_tokenizer("byte")
     assert byte.encode_ordinary("é\r\n\x00") == list("é\r\n\x00".encode()) and (byte.eot_token, byte.n_vocab) == (256, 257)
-    file = data_prep.load_tokenizer(ranks_file(tmp_path / "r", [bytes([i]) for i in range(256)] + [b"ab", b"abab", b"b a"]))
+    file = tokenizers.load_tokenizer(ranks_file(tmp_path / "r", [bytes([i]) for i in range(256)] + [b"ab", b"abab", b"b a"]))
     assert (file.eot_token, file.n_vocab) == (259, 260)
     assert file.encode_ordinary("ababab") == [257, 256]
     assert file.encode_ordinary("b a") == [98, 32, 97]                   # a word does not join with the one before
@@ -160,21 +158,21 @@ def test_token_ids(tmp_path):
     ([bytes([i]) for i in range(256)] + [struct.pack(">I", i) for i in range(65280)], "uint16"),
 ])
 def test_bad_rank_files(tmp_path, tokens, words):
-    with pytest.raises(DataError, match=words):
-        data_prep.load_tokenizer(ranks_file(tmp_path / "r", tokens))
+    with pytest.raises(UserError, match=words):
+        tokenizers.load_tokenizer(ranks_file(tmp_path / "r", tokens))
 
 
 def test_rank_file_that_is_none(tmp_path):
     (tmp_path / "r").write_bytes(b"YQ== 0\nhello\n")
-    with pytest.raises(DataError, match="r:2: not a merge rank"):
-        data_prep.load_tokenizer(tmp_path / "r")
+    with pytest.raises(UserError, match="r:2: not a merge rank"):
+        tokenizers.load_tokenizer(tmp_path / "r")
 
 
 def test_train_bpe(tmp_path):
     pytest.importorskip("rustbpe")
     texts = DOCS * 3 + ["the cat sat on the mat, the rat sat on the cat. " * 5]
-    data_prep.train_bpe(iter(texts), 300, tmp_path / "t")
-    mine = data_prep.load_tokenizer(tmp_path / "t")
+    tokenizers.train_bpe(iter(texts), 300, tmp_path / "t")
+    mine = tokenizers.load_tokenizer(tmp_path / "t")
     assert mine.n_vocab == 300 and mine.eot_token == 299
     import rustbpe
     other = rustbpe.Tokenizer()
@@ -184,10 +182,10 @@ def test_train_bpe(tmp_path):
         assert mine.encode_ordinary(text) == other.encode(text)
     assert len(mine.encode_ordinary(texts[-1])) < len(texts[-1]) / 3     # it did learn
     for n in (256, 65537):
-        with pytest.raises(DataError, match=str(n)):
-            data_prep.train_bpe(iter(texts), n, tmp_path / "u")
-    with pytest.raises(DataError, match="so little text"):
-        data_prep.train_bpe(iter(["abc"]), 5000, tmp_path / "u")
+        with pytest.raises(UserError, match=str(n)):
+            tokenizers.train_bpe(iter(texts), n, tmp_path / "u")
+    with pytest.raises(UserError, match="so little text"):
+        tokenizers.train_bpe(iter(["abc"]), 5000, tmp_path / "u")
     assert not (tmp_path / "u").exists()
 
 
@@ -249,7 +247,7 @@ def test_negative_seed_and_short_split(tmp_path):
     data = Data(make(tmp_path / "d", TRAIN))
     assert sorted(rows_of(data, 0, 0, 5, 5, seed=-1)) == sorted(brute_windows())
     assert data.n_windows(16) == 1
-    with pytest.raises(DataError, match="35 tokens"):
+    with pytest.raises(UserError, match="35 tokens"):
         data.n_windows(17)
 
 
@@ -300,7 +298,7 @@ def test_fingerprint_follows_the_data(tmp_path):
 def test_token_bytes_of_a_folder(tmp_path):
     folder = make(tmp_path / "d", TRAIN, meta=meta_of({f"train_{i:06d}.bin": len(t) for i, t in enumerate(TRAIN)} | {"val_000000.bin": 3},
                                                       vocab_size=500, tokenizer="own.tiktoken"))
-    with pytest.raises(DataError, match="'own.tiktoken' is no file of the folder"):
+    with pytest.raises(UserError, match="'own.tiktoken' is no file of the folder"):
         Data(folder)
     (folder / "own.tiktoken").write_text("not ranks")
     data = Data(folder)
@@ -309,20 +307,20 @@ def test_token_bytes_of_a_folder(tmp_path):
     assert Data(folder).token_bytes.tolist() == list(range(500))
     for wrong in (np.arange(499), np.arange(500) - 1, np.arange(500) / 2):
         np.save(folder / "token_bytes.npy", wrong)
-        with pytest.raises(DataError, match="token_bytes.npy"):
+        with pytest.raises(UserError, match="token_bytes.npy"):
             Data(folder).token_bytes
 
 
 def test_ids_beyond_the_vocabulary(tmp_path, monkeypatch):
-    monkeypatch.setattr(data_prep, "CHUNK", 8)                           # the bad id lies in a later chunk
+    monkeypatch.setattr(shards, "CHUNK", 8)                           # the bad id lies in a later chunk
     good = [256] * 30
     bad = good[:21] + [257] + good[22:]
     names = {"train_000000.bin": 30, "train_000001.bin": 30, "val_000000.bin": 3}
     folder = make(tmp_path / "d", [good, bad], meta=meta_of(names))
-    with pytest.raises(DataError, match="train_000001.bin: token id 257 at position 21 .* 257"):
+    with pytest.raises(UserError, match="train_000001.bin: token id 257 at position 21 .* 257"):
         Data(folder)
     assert Data(folder, check_ids=False).n_train == 60
-    with pytest.raises(DataError, match="50257"):
+    with pytest.raises(UserError, match="50257"):
         Data(make(tmp_path / "e", TRAIN, [[50257]]))
 
 
@@ -341,7 +339,7 @@ def test_bad_meta(tmp_path, meta, words):
     folder = make(tmp_path / "d", [[1, 2, 3, 4]], meta=meta)
     if meta == "\xff":
         (folder / "meta.json").write_bytes(b"\xff")
-    with pytest.raises(DataError, match=words) as e:
+    with pytest.raises(UserError, match=words) as e:
         Data(folder)
     assert "\n" not in str(e.value)
 
@@ -349,10 +347,10 @@ def test_bad_meta(tmp_path, meta, words):
 def test_bad_folders(tmp_path):
     for build, words in [(lambda: tmp_path / "none", "no such data folder.*python data_prep.py"), (lambda: make(tmp_path / "a", []), "no train shard"),
                          (lambda: make(tmp_path / "b", TRAIN, []), "no val shard")]:
-        with pytest.raises(DataError, match=words):
+        with pytest.raises(UserError, match=words):
             Data(build())
     (make(tmp_path / "c", TRAIN) / "x_train_000007.bin.part").write_bytes(b"")
-    with pytest.raises(DataError, match="unfinished download"):
+    with pytest.raises(UserError, match="unfinished download"):
         Data(tmp_path / "c")
 
 
@@ -438,7 +436,7 @@ def test_val_files_and_ranks_file(tmp_path):
     ranks.unlink()                                                       # the folder has its own copy
     data = Data(tmp_path / "out")
     assert data.tokenizer == str(tmp_path / "out/tokenizer.tiktoken") and data.vocab_size == 258
-    assert data_prep.load_tokenizer(data.tokenizer).decode([256, 98]) == "abb"
+    assert tokenizers.load_tokenizer(data.tokenizer).decode([256, 98]) == "abb"
     assert data.token_bytes[[97, 256, 257]].tolist() == [1, 2, 0]
 
 
@@ -448,7 +446,7 @@ def test_train_bpe_option(tmp_path, monkeypatch, capsys):
     code, out, err = main(monkeypatch, capsys, tmp_path, "text", "a.txt", "--name", "x", "--train_bpe", 262, "--val", "a.txt")
     assert code == 0 and "python train.py --data data/x" in out, err
     data = Data(tmp_path / "data/x")
-    tokenizer = data_prep.load_tokenizer(data.tokenizer)
+    tokenizer = tokenizers.load_tokenizer(data.tokenizer)
     ids = data.shards["train"][0].tolist()
     assert data.vocab_size == 262 and tokenizer.decode(ids) == EOT + (tmp_path / "a.txt").read_text().replace(f"\n{EOT}\n", EOT)
     assert max(ids) == ids[0] == 261 == tokenizer.eot_token
@@ -460,13 +458,13 @@ def test_stdlib(tmp_path, monkeypatch, capsys):
     meta = data_prep.prepare_stdlib(tmp_path / "two")
     assert json.loads((tmp_path / "one/meta.json").read_text()) == meta and meta["tokenizer"] == "byte"
     assert meta["source"].startswith("Python " + sys.version.split()[0])
-    text = {k: data_prep.load_tokenizer("byte").decode(v) for k, v in splits_of(tmp_path / "two").items()}
+    text = {k: tokenizers.load_tokenizer("byte").decode(v) for k, v in splits_of(tmp_path / "two").items()}
     for module in (textwrap, gzip, http.server):                              # whole files are there, in one split
         assert sum(EOT + Path(module.__file__).read_text() + EOT in t + EOT for t in text.values()) == 1
     assert 0.01 < len(text["val"]) / len(text["train"]) < 0.15
     before = (tmp_path / "two/meta.json").stat().st_mtime_ns
     assert data_prep.prepare_stdlib(tmp_path / "two") == meta and (tmp_path / "two/meta.json").stat().st_mtime_ns == before
-    with pytest.raises(DataError, match="delete it or choose another --out"):
+    with pytest.raises(UserError, match="delete it or choose another --out"):
         data_prep.prepare_stdlib(tmp_path / "two", "gpt2")
     code, out, _ = main(monkeypatch, capsys, tmp_path, "stdlib", "--out", "one")
     assert code == 0 and "there already" in out
@@ -492,7 +490,7 @@ def little_stdlib(tmp_path, monkeypatch):
 
 def test_stdlib_walk(little_stdlib):
     meta = data_prep.prepare_stdlib(little_stdlib)
-    text = {k: data_prep.load_tokenizer("byte").decode(v).split(EOT)[1:] for k, v in splits_of(little_stdlib).items()}
+    text = {k: tokenizers.load_tokenizer("byte").decode(v).split(EOT)[1:] for k, v in splits_of(little_stdlib).items()}
     assert sorted(text["train"] + text["val"]) == sorted(f"x = {i}\n" for i in range(40)) and text["val"]
     paths = sorted(f"p{i % 3}/m{i}.py" for i in range(40))
     assert text["train"] == [f"x = {re.search('m(.*).py', p)[1]}\n" for p in paths if f"x = {re.search('m(.*).py', p)[1]}\n" not in text["val"]]
@@ -610,10 +608,10 @@ def test_download(tmp_path, server):
 @pytest.mark.parametrize("ranges", [True, False])
 def test_download_interrupted_and_resumed(tmp_path, server, ranges):
     server.cut, server.ranges = 2000, ranges
-    with pytest.raises(DataError, match="000002.bin: connection ended early, 2,000 bytes") as e:
+    with pytest.raises(UserError, match="000002.bin: connection ended early, 2,000 bytes") as e:
         data_prep.download_fineweb_edu(tmp_path / "fw", 2, server.url)
     assert "\n" not in str(e.value)
-    with pytest.raises(DataError, match="unfinished download"):
+    with pytest.raises(UserError, match="unfinished download"):
         Data(tmp_path / "fw")
     server.cut = None
     server.log.clear()
@@ -649,7 +647,7 @@ def test_two_downloads_into_one_folder(tmp_path, server):
     (tmp_path / "fw").mkdir()
     with open(tmp_path / "fw/finewebedu_val_000000.bin.part", "wb") as f:
         fcntl.flock(f, fcntl.LOCK_EX)
-        with pytest.raises(DataError, match="another process"):
+        with pytest.raises(UserError, match="another process"):
             data_prep.download_fineweb_edu(tmp_path / "fw", 1, server.url)
 
 
@@ -727,7 +725,7 @@ def desk(tmp_path_factory):
 def test_user_mistakes_are_one_line(desk, args, words, monkeypatch, capsys):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(desk / "cache"))
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
-    data_prep.tiktoken.registry.ENCODINGS.pop("gpt2", None)
+    tokenizers.tiktoken.registry.ENCODINGS.pop("gpt2", None)
     code, out, err = main(monkeypatch, capsys, desk, *args.split())
     assert (code, out) == (2, "")
     assert err.startswith("data_prep.py: error: ") and err.count("\n") == 1 and words in err, err

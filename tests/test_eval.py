@@ -19,6 +19,9 @@ from lm_eval.api.instance import Instance  # noqa: E402
 import data_prep  # noqa: E402
 import eval as eval_py  # noqa: E402
 import models  # noqa: E402
+from forked import within  # noqa: E402
+from nanodepth import harness, runs  # noqa: E402
+from nanodepth.shards import Data  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 SHAPE = dict(vocab_size=300, n_layer=3, n_head=4, n_kv_head=2, d_model=32, d_ff=64, max_len=48)
@@ -62,8 +65,8 @@ PAIRS = [("Question: why?\nAnswer:", " because"), ("Question: why?\nAnswer:", " 
 
 @pytest.mark.parametrize("name", models.names())
 def test_loglikelihood(name, tmp_path):
-    lm = eval_py.HarnessLM(save_run(tmp_path / "run", name), device="cpu")
-    model = models.load(tmp_path / "run")[0]
+    lm = harness.HarnessLM(save_run(tmp_path / "run", name), device="cpu")
+    model = runs.load(tmp_path / "run")[0]
     wanted = []
     for context, continuation in PAIRS:
         bare = context.rstrip(" ")                                          # the space belongs to the continuation
@@ -77,16 +80,16 @@ def test_loglikelihood(name, tmp_path):
 
 
 def test_greedy_is_seen(tmp_path):
-    lm = eval_py.HarnessLM(save_run(tmp_path / "run", "gpt", vocab_size=257), device="cpu")
+    lm = harness.HarnessLM(save_run(tmp_path / "run", "gpt", vocab_size=257), device="cpu")
     idx = torch.tensor([list(b"abc")])
-    best = models.load(tmp_path / "run")[0].generate(idx, 3, temperature=0)[0, 3:].tolist()
+    best = runs.load(tmp_path / "run")[0].generate(idx, 3, temperature=0)[0, 3:].tolist()
     other = [*best[:2], (best[2] + 1) % 256]
     requests = [(None, list(b"abc"), best), (None, list(b"abc"), other), (None, list(b"abc"), best[:1])]
     assert [greedy for _, greedy in lm._loglikelihood_tokens(requests, disable_tqdm=True)] == [True, False, True]
 
 
 def test_a_shared_context_is_read_once(tmp_path):
-    lm = eval_py.HarnessLM(save_run(tmp_path / "run", "gpt"), device="cpu")
+    lm = harness.HarnessLM(save_run(tmp_path / "run", "gpt"), device="cpu")
     seen = []
     lm.model.register_forward_pre_hook(lambda module, inputs: seen.append(tuple(inputs[0].shape)))
     lm.loglikelihood(instances("loglikelihood", *[("1234567890", f" {i}{i}") for i in range(4)], ("0987654321", " 5")), disable_tqdm=True)
@@ -98,7 +101,7 @@ def test_tokens_at_the_boundary(tmp_path):
     folder = save_run(tmp_path / "run", "gpt", tokenizer="tokenizer.tiktoken")
     merges = [bytes([i]) for i in range(256)] + [b"th", b" th", b" the", b"re"]
     (folder / "tokenizer.tiktoken").write_bytes(b"".join(base64.b64encode(m) + b" %d\n" % i for i, m in enumerate(merges)))
-    lm, model = eval_py.HarnessLM(folder, device="cpu"), models.load(folder)[0]
+    lm, model = harness.HarnessLM(folder, device="cpu"), runs.load(folder)[0]
     assert lm.tok_encode("a there") == [97, 258, 259]
     for context, continuation, split in (("a ", "there", ([97], [258, 259])), ("a", " there", ([97], [258, 259])),
                                          ("a the", "re", ([97, 258], [259]))):
@@ -108,8 +111,8 @@ def test_tokens_at_the_boundary(tmp_path):
 
 def test_rolling(tmp_path):
     """Every token once: the first window after end-of-text, the later ones with as much context as a window has room for."""
-    lm = eval_py.HarnessLM(save_run(tmp_path / "run", "resformer"), device="cpu", seq_len=16)
-    model, texts = models.load(tmp_path / "run")[0], ["short", "", "exactly 16 bytes", "a longer text, of three windows and a bit"]
+    lm = harness.HarnessLM(save_run(tmp_path / "run", "resformer"), device="cpu", seq_len=16)
+    model, texts = runs.load(tmp_path / "run")[0], ["short", "", "exactly 16 bytes", "a longer text, of three windows and a bit"]
     wanted = []
     for text in texts:
         tokens, total = [256, *text.encode()], 0.0
@@ -123,8 +126,8 @@ def test_rolling(tmp_path):
 
 @pytest.mark.parametrize("name", models.names())
 def test_generate_until(name, tmp_path):
-    lm = eval_py.HarnessLM(save_run(tmp_path / "run", name, vocab_size=257), device="cpu")
-    model = models.load(tmp_path / "run")[0].double()
+    lm = harness.HarnessLM(save_run(tmp_path / "run", name, vocab_size=257), device="cpu")
+    model = runs.load(tmp_path / "run")[0].double()
 
     def greedy(text, n):
         tokens = list(text.encode())[-(48 - n):] or [256]
@@ -145,15 +148,15 @@ def test_generate_until(name, tmp_path):
 
 
 def test_what_cannot_be_done(tmp_path, monkeypatch):
-    lm = eval_py.HarnessLM(save_run(tmp_path / "run", "gpt"), device="cpu")
+    lm = harness.HarnessLM(save_run(tmp_path / "run", "gpt"), device="cpu")
     with pytest.raises(ValueError, match="sampling"):
         lm.generate_until(instances("generate_until", ("a", {"do_sample": True})), disable_tqdm=True)
     with pytest.raises(ValueError, match="49 tokens: 1 to 48"):
         lm.loglikelihood(instances("loglikelihood", ("a", "b" * 49)), disable_tqdm=True)
     with pytest.raises(ValueError, match="longer than max_len 48"):
-        eval_py.HarnessLM(tmp_path / "run", seq_len=49)
-    monkeypatch.setattr(eval_py, "lm_eval", None)
-    for call in (lambda: eval_py.HarnessLM(tmp_path / "run"), lambda: eval_py.task_names(["exo"], None)):
+        harness.HarnessLM(tmp_path / "run", seq_len=49)
+    monkeypatch.setattr(harness, "lm_eval", None)
+    for call in (lambda: harness.HarnessLM(tmp_path / "run"), lambda: harness.task_names(["exo"], None)):
         with pytest.raises(ValueError, match="pip install lm_eval"):
             call()
 
@@ -179,7 +182,7 @@ def test_the_harness_own_adapter_agrees(place, tmp_path):
     for saved in (llama, tokenizer):
         saved.save_pretrained(tmp_path / "llama")
     convert.convert("llama", tmp_path / "llama", tmp_path / "run")
-    ours = eval_py.HarnessLM(tmp_path / "run", device="cpu")
+    ours = harness.HarnessLM(tmp_path / "run", device="cpu")
     theirs = HFLM(pretrained=llama, tokenizer=tokenizer, batch_size=3, max_length=48, device="cpu", dtype="float32")
     texts = [(context + continuation,) for context, continuation in PAIRS]
     kinds = {"loglikelihood": PAIRS, "loglikelihood_rolling": texts,
@@ -193,7 +196,7 @@ def test_the_harness_own_adapter_agrees(place, tmp_path):
     results = []
     for lm in (ours, theirs):
         loaded = TaskManager(include_path=str(place / "tasks"), include_defaults=False).load(["mine"])
-        results.append(eval_py.lm_eval.evaluate(lm, task_dict=loaded, bootstrap_iters=10)["results"]["mine"])
+        results.append(harness.lm_eval.evaluate(lm, task_dict=loaded, bootstrap_iters=10)["results"]["mine"])
     assert results[0] == results[1]
 
 
@@ -223,7 +226,7 @@ def place(tmp_path_factory):
         save_run(folder / name, name)
     (folder / "tasks").mkdir()
     (folder / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in ITEMS))
-    for task in ("mine", *(task for task, _ in eval_py.GROUPS["exo"][1].values())):
+    for task in ("mine", *(task for task, _ in harness.GROUPS["exo"][1].values())):
         (folder / "tasks" / f"{task}.yaml").write_text(TASK.replace("NAME", task).replace("ITEMS", str(folder / "items.jsonl")))
     return folder
 
@@ -241,7 +244,7 @@ def test_tables(place):
     heads = [line.split() for line in done.stdout.splitlines() if not line.startswith(("gpt", "satformer"))]
     assert heads[0] == ["exo,", "0-shot", "ARC-c", "ARC-e", "Hella.", "OBQA", "PIQA", "Wino.", "Avg."]
     for name, row in zip(("gpt", "satformer"), rows):
-        model, right, normed = models.load(place / name)[0], [], []
+        model, right, normed = runs.load(place / name)[0], [], []
         for item in ITEMS:
             context = list(f"Q: {item['question']}\nA:".encode())
             scores = [brute_force(model, context, list(f" {choice}".encode()), 48)[0] for choice in item["choices"]]
@@ -274,11 +277,9 @@ def test_mistakes(place, words, message, monkeypatch, capsys):
     (place / "broken" / "broken.yaml").write_text(TASK.replace("NAME", "broken").replace("ITEMS", "gone.jsonl"))
     (place / "broken" / "worse.yaml").write_text(TASK.replace("NAME", "worse").replace("ITEMS", str(place / "items.jsonl")).replace("multiple_choice", "unheard_of"))
     monkeypatch.chdir(place)
-    monkeypatch.setattr(sys, "argv", ["eval.py", *words.split(), "--device", "cpu"])
-    with pytest.raises(SystemExit) as end:
-        eval_py.main()
+    code = within("eval.py", eval_py.main, *words.split(), "--device", "cpu")
     last = capsys.readouterr().err.strip().split("\n")[-1]
-    assert end.value.code == 2 and last.startswith("eval.py: error: ") and message in last
+    assert code == 2 and last.startswith("eval.py: error: ") and message in last
 
 
 def test_recall_reads_2048_tokens(tmp_path, monkeypatch):
@@ -287,10 +288,10 @@ def test_recall_reads_2048_tokens(tmp_path, monkeypatch):
     def results(lm, names, *words):
         seen.append(lm.seq_len)
         return {name: {"acc,none": 0.5, "acc_norm,none": 0.5, "contains,none": 0.5} for name in names}
-    monkeypatch.setattr(eval_py, "run_tasks", results)
+    monkeypatch.setattr(harness, "run_tasks", results)
     for seq_len in (None, 2500):
         args = argparse.Namespace(device="cpu", batch_tokens=100, seq_len=seq_len, num_fewshot=None, limit=None)
-        tables = eval_py.benchmarks(run, args, ["recall", "exo"], ["mine"], None)
+        tables = harness.benchmarks(run, args, ["recall", "exo"], ["mine"], None)
         assert [title for title, _ in tables] == ["recall, 0-shot", "exo, 5-shot", "tasks"] and tables[0][1]["Avg."] == (50, None)
     assert seen == [2048, 3000, 3000, 2500, 2500, 2500]
 
@@ -311,26 +312,26 @@ def test_completion_task(place, tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "validation.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in docs))
     from lm_eval.tasks import TaskManager
-    task = TaskManager(include_defaults=False).load([eval_py.completion_task("x", str(tmp_path / "data"))])["tasks"]["x"]
+    task = TaskManager(include_defaults=False).load([harness.completion_task("x", str(tmp_path / "data"))])["tasks"]["x"]
     assert [task.doc_to_text(doc) for doc in docs] == [
         "Anna met  Ben. The one she met was", "It rained in May. It rained in the month of"]
     assert [task.process_results(docs[0], [text])["contains"] for text in (" called BEN Smith", " Be n")] == [1.0, 0.0]
 
-    class Always(eval_py.TemplateLM):
+    class Always(harness.TemplateLM):
         eot_token_id, tok_encode, loglikelihood_rolling, _loglikelihood_tokens = 0, None, None, None
 
         def generate_until(self, requests, disable_tqdm=False):
             assert [request.args[1] for request in requests] == [{"until": ["\n"], "max_gen_toks": 48}] * 2
             return [" Ben, in May", " June"]
 
-    results = eval_py.lm_eval.evaluate(Always(), task_dict={"tasks": {"x": task}, "groups": {}}, log_samples=False)
+    results = harness.lm_eval.evaluate(Always(), task_dict={"tasks": {"x": task}, "groups": {}}, log_samples=False)
     assert results["results"]["x"]["contains,none"] == 0.5
 
 
 def test_mqar_examples():
     rng = np.random.default_rng(0)
     for n in (4, 32):
-        tokens = data_prep.mqar_example(rng, n, 256).tolist()
+        tokens = harness.mqar_example(rng, n, 256).tolist()
         first, second = (list(zip(half[::2], half[1::2])) for half in (tokens[1:1 + 2 * n], tokens[1 + 2 * n:]))
         assert tokens[0] == 256 and len(first) == len(second) == n and sorted(first) == sorted(second) and first != second
         assert len({key for key, _ in first}) == n and all(key < 128 <= value < 256 for key, value in first)
@@ -356,19 +357,19 @@ class Recaller(torch.nn.Module):
 
 
 def test_mqar_scores(tmp_path, monkeypatch):
-    monkeypatch.setattr(models, "load", lambda run, device: (
+    monkeypatch.setattr(runs, "load", lambda run, device: (
         Recaller(), {"tokenizer": "byte", "options": {"dtype": "fp32"}}))
-    assert eval_py.mqar(tmp_path, "cpu", n_examples=40) == {f"MQAR {n}": (100.0, 0.0) for n in (4, 8, 16)}
+    assert harness.mqar(tmp_path, "cpu", n_examples=40) == {f"MQAR {n}": (100.0, 0.0) for n in (4, 8, 16)}
 
 
 def test_mqar_needs_ids(tmp_path):
     with pytest.raises(ValueError, match="has 256 token ids, mqar takes 257"):
-        eval_py.mqar(save_run(tmp_path / "run", "gpt", vocab_size=256), "cpu")
+        harness.mqar(save_run(tmp_path / "run", "gpt", vocab_size=256), "cpu")
 
 
 def test_mqar_data(tmp_path):
     meta = data_prep.prepare_mqar(tmp_path / "mqar", n_tokens=20_000)
-    data = data_prep.Data(tmp_path / "mqar")
+    data = Data(tmp_path / "mqar")
     tokens = np.concatenate(data.shards["train"]).astype(int)
     starts = np.flatnonzero(tokens == 256)
     assert tokens[0] == 256 and len(starts) == meta["splits"]["train"]["documents"] and data.vocab_size == 257

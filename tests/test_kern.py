@@ -10,6 +10,7 @@ import bench
 import models
 from nanodepth.devices import flops_per_token
 from nanodepth import record
+from nanodepth.presets import PRESETS
 import muon
 from models import kern as file
 
@@ -230,7 +231,7 @@ def test_size_of_muddformers_mixture():
     """Its section 3.2: 2 of 16 experts of width 1,408 in the 405M shape, 1.8B parameters with as many active as in the dense model."""
     known = models.module("kern").Config.__dataclass_fields__
     with torch.device("meta"):
-        model = models.build("kern", **{k: v for k, v in models.PRESETS["mudd-405m"].items() if k in known})
+        model = models.build("kern", **{k: v for k, v in PRESETS["mudd-405m"].items() if k in known})
     assert model.blocks[0].mlp.experts.w_up.weight.shape == (16, 1408, 1024)
     assert round(sum(p.numel() for p in model.parameters()) / 1e6) == 1865
 

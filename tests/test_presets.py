@@ -5,15 +5,16 @@ import pytest
 import torch
 
 import models
-from nanodepth.devices import flops_per_token
 import train
+from nanodepth.devices import flops_per_token
+from nanodepth.presets import PRESETS
 
 
 def shape(preset, name="gpt", **flags):
     """The model of a preset on the meta device, as train.py would build it on data with the paper's vocabulary."""
     names = {f.name for f in fields(models.module(name).Config)}
     with torch.device("meta"):
-        return models.build(name, **{k: v for k, v in models.PRESETS[preset].items() if k in names} | flags)
+        return models.build(name, **{k: v for k, v in PRESETS[preset].items() if k in names} | flags)
 
 
 def count(model):
@@ -52,7 +53,7 @@ def test_dynamic_exoformer_1b():
 @pytest.mark.parametrize("granularity", ["elementwise", "headwise", "scalar"])
 def test_exoformer_extra_parameters(preset, granularity):
     """arXiv:2601.08131: 4 d^2 + 8 L (d | h | 1) + 4 d_head, dynamic + (16 d + 16*8 + 8) L; near 4/(11 L) + 8/(11 d)."""
-    p = models.PRESETS[preset]
+    p = PRESETS[preset]
     L, d, h = p["n_layer"], p["d_model"], p["n_head"]
     extra = 4 * d * d + 8 * L * dict(elementwise=d, headwise=h, scalar=1)[granularity] + 4 * d // h
     base = count(shape(preset))
@@ -71,7 +72,7 @@ def test_nuresformer_extra_parameters():
 
 @pytest.mark.parametrize("preset", ["sat-130m", "sat-340m", "sat-760m", "sat-1.3b"])
 def test_satformer_and_resformer_extra_parameters(preset):
-    p = models.PRESETS[preset]
+    p = PRESETS[preset]
     L, d, h = p["n_layer"], p["d_model"], p["n_head"]
     base = count(shape(preset))
     assert count(shape(preset, "satformer")) - base == (L - 1) * d * h
@@ -97,7 +98,7 @@ def test_muddformer_extra_parameters(L, d, f, percent):
 @pytest.mark.parametrize("preset", ["mudd-405m", "mudd-834m", "mudd-1.4b", "mudd-797m-deep", "mudd-1.34b-deep"])
 def test_muddformer_keeps_the_mlp_budget(preset):
     """Widths grow linearly from 0.5 to 1.5 d_ff; their sum stays within rounding."""
-    p = models.PRESETS[preset]
+    p = PRESETS[preset]
     widths = [block.mlp.w_up.out_features for block in shape(preset, "muddformer").blocks]
     want = [p["d_ff"] * (0.5 * (p["n_layer"] - i) + 1.5 * (i - 1)) / (p["n_layer"] - 1) for i in range(1, p["n_layer"] + 1)]
     assert all(abs(a - b) <= 32 for a, b in zip(widths, want)) and abs(sum(widths) / sum(want) - 1) < 0.003
@@ -134,7 +135,7 @@ def test_paper_presets(preset, tokens, steps, batch, warmup, schedule, optimizer
 
 def test_every_preset_key_is_an_option():
     known = {f.name for f in fields(train.Options)} | {f.name for name in models.names() for f in fields(models.module(name).Config)}
-    for name, preset in models.PRESETS.items():
+    for name, preset in PRESETS.items():
         assert set(preset) <= known, name
 
 

@@ -12,6 +12,7 @@ import torch
 import analyze
 import bench
 import models
+from nanodepth.presets import PRESETS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -30,7 +31,7 @@ def test_table_has_the_size_of_each_diff(name):
 
 def test_models_presets_and_files_are_named():
     assert set(ROWS) & set(models.names()) >= {"gpt", "resformer", "exoformer", "satformer", "muddformer", "attnres"}
-    for name in models.PRESETS:
+    for name in PRESETS:
         assert f"`{name}`" in README
     for path in re.findall(r"\]\((?!http|#)(.*?)\)", README):
         assert (ROOT / path).exists(), path
@@ -43,7 +44,7 @@ def test_install_lines_match_the_requirements():
 
 
 def test_what_many_gpus_hold_and_send():
-    shapes = {"450M": models.PRESETS["exo-450m"], "1.4B": models.PRESETS["mudd-1.4b"],
+    shapes = {"450M": PRESETS["exo-450m"], "1.4B": PRESETS["mudd-1.4b"],
               "7B": dict(n_layer=32, d_model=4096, n_head=32, d_ff=11008, vocab_size=50304)}
     known = {f.name for f in fields(models.module("gpt").Config)}
     for label, shape in shapes.items():

@@ -18,6 +18,8 @@ import torch
 import data_prep
 import models
 import train
+from nanodepth import runs
+from nanodepth.shards import Data
 from forked import Scripts
 
 ROOT = Path(__file__).parent.parent
@@ -53,7 +55,7 @@ def vals(folder):
 def assert_same_run(a, b):
     """Same losses, same evaluations, same final weights and optimizer state, bit for bit."""
     assert losses(a) == losses(b) and vals(a) == vals(b)
-    one, two = models.read_checkpoint(a), models.read_checkpoint(b)
+    one, two = runs.read_checkpoint(a), runs.read_checkpoint(b)
     assert one["step"] == two["step"]
     assert all(torch.equal(one["model"][key], two["model"][key]) for key in one["model"])
     for x, y in zip(one["optimizers"], two["optimizers"]):
@@ -131,22 +133,22 @@ def test_every_model_learns_and_resumes(name, data, tmp_path):
     small = {**SMALL, "max_steps": 12, "save_every": 6, "eval_every": 6, "model": name, "n_layer": 3}
     assert inside(*flags(**small, data=data, out=tmp_path / "a")) == 0
     assert rows(tmp_path / "a")[-1]["loss"] < 4.6 < rows(tmp_path / "a")[0]["loss"]
-    saves, save = [], models.write_atomically
+    saves, save = [], runs.write_atomically
 
     def copy_the_middle(path, write):
         save(path, write)
         saves.extend([path] if path.name == "ckpt.pt" else [])
         if len(saves) == 2 and path.name == "ckpt.pt":                          # of steps 0, 6 and 12
             shutil.copytree(path.parent, tmp_path / "b")
-    models.write_atomically = copy_the_middle
+    runs.write_atomically = copy_the_middle
     try:
         inside(*flags(**small, data=data, out=tmp_path / "c"))
     finally:
-        models.write_atomically = save
-    assert models.read_checkpoint(tmp_path / "b")["step"] == 6
+        runs.write_atomically = save
+    assert runs.read_checkpoint(tmp_path / "b")["step"] == 6
     assert inside(*flags(resume=tmp_path / "b")) == 0
     assert_same_run(tmp_path / "a", tmp_path / "b")
-    model, config = models.load(tmp_path / "b")
+    model, config = runs.load(tmp_path / "b")
     assert config["model"] == name and not model.training
 
 
@@ -173,7 +175,7 @@ def test_signal_saves_and_resume_is_exact(number, code, data, whole, tmp_path):
     printed, errors = process.communicate(timeout=60)
     assert process.returncode == code and "Traceback" not in errors, errors
     assert f"python train.py --resume {out}" in printed.splitlines()[-1]
-    step = models.read_checkpoint(out)["step"]
+    step = runs.read_checkpoint(out)["step"]
     assert 7 <= step < 40 and f"after step {step}" in printed
     assert run("train.py", "--resume", out).returncode == 0
     assert_same_run(whole, out)
@@ -184,7 +186,7 @@ def test_non_finite_stops_before_the_step(data, tmp_path):
     done = run("train.py", *flags(**{**SMALL, "adamw_lr": 1e30, "save_every": 1}, data=data, out=out))
     assert done.returncode == 3 and "Traceback" not in done.stderr
     last = done.stdout.splitlines()[-1]
-    step = models.read_checkpoint(out)["step"]
+    step = runs.read_checkpoint(out)["step"]
     assert last.startswith(f"step {step + 1}:") and ("nan" in last or "inf" in last) and f"ckpt.pt is of step {step}" in last
     assert all(math.isfinite(r["loss"]) for r in rows(out)) and len(rows(out)) == step
 
@@ -204,7 +206,7 @@ def test_full_disk_keeps_the_old_checkpoint(data, tmp_path):
         f.write(b"half")
         raise OSError(28, "No space left on device")
     with pytest.raises(OSError):
-        models.write_atomically(out / "ckpt.pt", broken)
+        runs.write_atomically(out / "ckpt.pt", broken)
     assert (out / "ckpt.pt").read_bytes() == before and not list(out.glob("*.tmp"))
 
 
@@ -227,12 +229,15 @@ def test_a_few_steps_are_all_warm_up(data, tmp_path):
     assert rates == pytest.approx([0.0025, 0.005])                          # of the tiny preset's 0.005
 
 
-def test_logged_loss_is_without_z_loss_and_load_balancing(data, tmp_path):
-    small = {**SMALL, "max_steps": 3, "z_loss": 1.0, "micro_batch": 4}
+def test_logged_loss_is_what_is_optimised(data, tmp_path):
+    """With z-loss and load balancing in training, plain cross-entropy in validation."""
+    small, plain = {**SMALL, "max_steps": 3, "z_loss": 1.0, "micro_batch": 4}, math.log(257)
     assert inside(*flags(**small, data=data, out=tmp_path / "z")) == 0
-    assert losses(tmp_path / "z")[0][1] == pytest.approx(math.log(257), abs=1e-4)
-    assert inside(*flags(**small, model="kern", balance_loss=10.0, data=data, out=tmp_path / "b")) == 0
-    assert losses(tmp_path / "b")[0][1] == pytest.approx(math.log(257), abs=1e-4)
+    assert losses(tmp_path / "z")[0][1] == pytest.approx(plain + plain ** 2, rel=1e-5)      # logits of 0: z = log(257)^2
+    assert inside(*flags(**{**small, "z_loss": 0.0}, model="kern", balance_loss=10.0, data=data, out=tmp_path / "b")) == 0
+    assert losses(tmp_path / "b")[0][1] > plain + 1
+    for folder in (tmp_path / "z", tmp_path / "b"):
+        assert vals(folder)[0][1] == pytest.approx(plain, abs=1e-4)
 
 
 def test_adamw_and_bf16(data, tmp_path):
@@ -245,7 +250,7 @@ def test_compiled_run(data, tmp_path):
     assert inside(*flags(**small, data=data, out=tmp_path / "eager")) == 0
     assert inside(*flags(**small, data=data, out=tmp_path / "compiled"), "--compile") == 0
     assert np.allclose(losses(tmp_path / "eager"), losses(tmp_path / "compiled"), atol=1e-4)
-    assert set(models.read_checkpoint(tmp_path / "eager")["model"]) == set(models.read_checkpoint(tmp_path / "compiled")["model"])
+    assert set(runs.read_checkpoint(tmp_path / "eager")["model"]) == set(runs.read_checkpoint(tmp_path / "compiled")["model"])
 
 
 def test_two_ranks_see_the_same_batch(data, tmp_path):
@@ -275,8 +280,8 @@ def test_eval_and_sample(whole, data, tmp_path):
         assert row[key] == pytest.approx(last[key], abs=2e-5) and f"{row[key]:.3f}"[:4] in done.stdout
     assert row["eval_tokens"] == 500 and row["step"] == 40
 
-    model, _ = models.load(whole)                                               # bits per byte by hand, token by token
-    tokens, nats, size = data_prep.Data(data).shards["val"][0][:501].astype(int), 0.0, 0
+    model, _ = runs.load(whole)                                               # bits per byte by hand, token by token
+    tokens, nats, size = Data(data).shards["val"][0][:501].astype(int), 0.0, 0
     for at in range(0, 500, 16):
         idx = torch.tensor(tokens[at:at + 17])
         logp = model(idx[None, :-1])[0].log_softmax(-1)[0].gather(-1, idx[1:, None])
@@ -379,7 +384,7 @@ def bad_runs(data, whole, scripts, tmp_path_factory):
     (base / "CUT" / "ckpt.pt").write_bytes((whole / "ckpt.pt").read_bytes()[:5000])
     torch.save({"model": Bomb(str(base / "code ran"))}, base / "CODE" / "ckpt.pt")
     torch.save({"weights": torch.zeros(2)}, base / "OTHER" / "ckpt.pt")
-    held = train.lock(base / "LOCKED")
+    held = runs.lock(base / "LOCKED")
     (base / "b.txt").write_text("other text, long enough to be cut into windows of sixteen tokens, " * 20)
     data_prep.prepare_text([base / "b.txt"], base / "other", "byte", val_frac=0.2)
 
