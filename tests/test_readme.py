@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import analyze
 import bench
 import models
+from nanodepth import curves
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -58,9 +58,9 @@ def test_what_many_gpus_hold_and_send():
 def test_tables_of_the_study_are_those_of_its_logs():
     study = ROOT / "results" / "study-cpu"
     logs, text = sorted((study / "logs").iterdir()), (study / "README.md").read_text()
-    groups = analyze.systems([analyze.read_log(run) for run in logs])
+    groups = curves.systems([curves.read_log(run) for run in logs])
     order = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")][:len(groups)]
-    table = analyze.table(analyze.summarise({label: groups[label] for label in order}, "gpt"), "gpt")
+    table = curves.table(curves.summarise({label: groups[label] for label in order}, "gpt"), "gpt")
     assert table in text and table in README
     assert runpy.run_path(str(study / "study.py"))["claims"](logs) in text
 
