@@ -31,7 +31,7 @@ def test_table_against_numbers_by_hand(tmp_path, capsys):
     assert list(rows) == [ROOT, "mine"]
     b, m = rows.values()
     assert b["loss"] == pytest.approx(3.1) and b["loss_sd"] == pytest.approx(0.1) and b["difference_95"] == 0
-    assert m["loss"] == pytest.approx(2.9) and m["difference"] == pytest.approx(-0.2)               # gaps -0.2, -0.1, -0.3
+    assert m["loss"] == pytest.approx(2.9) and m["difference"] == pytest.approx(-0.2)           # gaps -0.2, -0.1, -0.3
     assert m["difference_95"] == pytest.approx(4.3027 * 0.1 / math.sqrt(3), rel=1e-4)
     assert b["tokens_to_baseline"] == 2000
     assert m["tokens_to_baseline"] == pytest.approx(1000 + 1000 * (3.5 - 3.1) / (3.5 - 2.9))
@@ -64,8 +64,8 @@ def trained(tmp_path_factory):
 
 def test_probe(trained, tmp_path):
     folder, scripts = trained
-    done = scripts.run("analyze.py", "probe", *NAMES, "--out", tmp_path / "o", "--tokens", "512", "--batch_tokens", "128",
-                       "--device", "cpu", cwd=folder, seconds=300)
+    done = scripts.run("analyze.py", "probe", *NAMES, "--out", tmp_path / "o", "--tokens", "512", "--batch_tokens",
+                       "128", "--device", "cpu", cwd=folder, seconds=300)
     assert done.returncode == 0 and not done.stderr, done.stderr
     for name in NAMES:
         found = json.loads((tmp_path / "o" / f"{name}.json").read_text())
@@ -87,10 +87,11 @@ def test_probe_is_measure_on_the_validation_tokens(trained, tmp_path):
     model, config = models.load(folder / ROOT)
     data = data_prep.run_data(folder / ROOT, config, str(folder / "data"))
     quiet = torch.tensor([ord("\n"), ord("."), 256])
-    batches = [(idx[:8], targets[:8]) for idx, targets in data.val_batches(256, 64, 32)]    # 8 rows of 32 are 256 tokens
+    batches = [(idx[:8], targets[:8]) for idx, targets in data.val_batches(256, 64, 32)]   # 8 rows of 32: 256 tokens
     numbers = record.measure(model, batches, quiet, probes.find(ROOT))
     found = json.loads((tmp_path / "o" / f"{ROOT}.json").read_text())
-    assert {**found, "maps": numbers["maps"]} == {"run": ROOT, "model": ROOT, "step": 3, **json.loads(json.dumps(numbers))}
+    about = {"run": ROOT, "model": ROOT, "step": 3}
+    assert {**found, "maps": numbers["maps"]} == {**about, **json.loads(json.dumps(numbers))}
 
 
 def test_full_stops_and_newlines_are_quiet(trained, monkeypatch):

@@ -26,7 +26,7 @@ def test_systems_are_named_by_what_differs(tmp_path):
     shape = dict(vocab_size=97, n_layer=2, n_head=4, d_model=32, d_ff=128)
     f = write_run(tmp_path / "f", [5, 4], config={**shape, "n_kv_head": 4})         # its default, as train.py writes it
     g = write_run(tmp_path / "g", [5, 4], config={**shape, "n_kv_head": 2})
-    h = write_run(tmp_path / "h", [5, 4], config={**shape, "n_kv_head": 4, "my_new_option": 1})    # a file that has grown
+    h = write_run(tmp_path / "h", [5, 4], config={**shape, "n_kv_head": 4, "my_new_option": 1})   # the file has grown
     assert labels(g, f) == {ROOT: 1, f"{ROOT} n_kv_head=2": 1}
     assert labels(f, h) == {ROOT: 1, f"{ROOT} my_new_option=1": 1}
 
@@ -95,7 +95,7 @@ def test_a_last_line_that_was_cut_off_does_not_count(tmp_path):
 
 
 def test_tokens_that_a_baseline_needs():
-    """Losses 4.0, 3.5 and 3.2 after 1, 2 and 4 million tokens: halfway between two losses lies sqrt(2) times the first."""
+    """Losses 4.0, 3.5, 3.2 after 1, 2, 4 million tokens: halfway between two losses lies sqrt(2) times the first."""
     ends = [(4e6, 3.2), (1e6, 4.0), (2e6, 3.5)]                                     # in any order
     for loss, needed in ((4.0, 1e6), (3.75, 1e6 * math.sqrt(2)), (3.5, 2e6), (3.35, 2e6 * math.sqrt(2)), (3.2, 4e6),
                          (3.875, 1e6 * 2 ** 0.25), (3.3, 2e6 * 2 ** (2 / 3))):
@@ -113,7 +113,7 @@ def test_tokens_needed_on_a_curve_with_noise():
 
 
 def test_saving_by_hand(tmp_path):
-    """A system ends at 3.75 after 2,000 tokens; the baseline needs sqrt(2) times 4,000 for it, at half the time each."""
+    """A system ends at 3.75 after 2,000 tokens; the baseline needs sqrt(2) times 4,000, at half the time for each."""
     def read(name, losses, seed, tok_s, step):
         return curves.read_log(write_run(tmp_path / f"{name}{seed}", losses, seed, tok_s=tok_s, step=step))
     some = [read("a", [9, 3.70 + 0.1 * seed], seed, 500.0, 200) for seed in (0, 1)]
@@ -132,5 +132,5 @@ def test_saving_by_hand(tmp_path):
 def test_time_per_token_is_the_median_step(tmp_path):
     runs = [curves.read_log(write_run(tmp_path / str(seed), [5, 4], seed, tok_s=tok_s))
             for seed, tok_s in ((0, 1000.0), (1, 250.0))]
-    runs[1]["train"] = runs[1]["train"][:2]                                         # tokens/s: 3 and 4 times 1,000; 750; 250
+    runs[1]["train"] = runs[1]["train"][:2]                                 # tokens/s: 3,000, four times 1,000, 750, 250
     assert curves.ms_per_token(runs) == 1.0 and curves.ms_per_token(runs[1:]) == pytest.approx((4 / 3 + 4) / 2)

@@ -25,7 +25,7 @@ def test_heat_map_has_its_rows_and_columns_where_the_labels_say():
     image = pictures.heat(ax, [[1, 2, 3], [4, 5, 6]], "t", "x", "y", first=(2, 1))
     assert ax.get_xlabel() == "x" and ax.get_ylabel() == "y" and image.get_extent() == [0.5, 3.5, 3.5, 1.5]
 
-    def at(x, y):                                                                   # the value drawn at these coordinates
+    def at(x, y):                                                               # the value drawn at these coordinates
         cx, cy = ax.transData.transform((x, y))
         event = type("E", (), dict(x=cx, y=cy, inaxes=ax, xdata=x, ydata=y))
         return image.get_cursor_data(event)

@@ -18,7 +18,8 @@ from probes.exoformer import PICTURES, value_matrix
 @torch.no_grad()
 def gammas(model):
     """Mean factors of each layer, from the states before the blocks; for anchor=external."""
-    return [block.attn.mix.gamma(block.attn_norm(x)).mean((0, 1)) for block, x in zip(model.blocks, passed(model).hidden)]
+    return [block.attn.mix.gamma(block.attn_norm(x)).mean((0, 1))
+            for block, x in zip(model.blocks, passed(model).hidden)]
 
 
 def test_depth_matrix_makes_every_input_from_the_outputs():

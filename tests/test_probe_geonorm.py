@@ -5,7 +5,8 @@ from analysis import check_depth, double, numbers, random_model, tokens  # noqa:
 from nanodepth import record
 
 
-@pytest.mark.parametrize("options", [{}, dict(update="unprojected", decay="geometric"), dict(update="pre_norm")], ids=str)
+@pytest.mark.parametrize("options", [{}, dict(update="unprojected", decay="geometric"), dict(update="pre_norm")],
+                         ids=str)
 def test_depth_matrix_makes_every_input_from_the_outputs(options):
     check_depth("geonorm", **options)
 

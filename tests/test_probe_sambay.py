@@ -9,6 +9,6 @@ def test_depth_matrix_makes_every_input_from_the_outputs(options):
 
 
 def test_it_is_watched_without_attention_in_every_layer():
-    found = numbers(random_model("sambay", n_layer=8, window=5, gate="headwise"))   # windows in blocks of 5 of 12 tokens
+    found = numbers(random_model("sambay", n_layer=8, window=5, gate="headwise"))  # windows in blocks of 5 of 12 tokens
     assert found["depth_error"] < 1e-9 and len(found["lens"]) == 9 and len(found["core_features"]) == 9
     assert found["entropy"] is found["active"] is found["gate"] is None and found["maps"] == []

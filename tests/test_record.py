@@ -99,8 +99,8 @@ def test_core_features():
     torch.manual_seed(0)
     plane = torch.linalg.qr(torch.randn(20, 3))[0]
     points = torch.linalg.qr(torch.randn(500, 3) - torch.randn(500, 3).mean(0))[0]
-    points = torch.linalg.qr(points - points.mean(0))[0]                            # centred, orthogonal: equal variances
-    shifted = points @ plane.T + torch.randn(20)                                    # rank 3, a mean that is not variance
+    points = torch.linalg.qr(points - points.mean(0))[0]            # centred, orthogonal: equal variances
+    shifted = points @ plane.T + torch.randn(20)                    # rank 3, a mean that is not variance
     assert record.core_features(*moments(shifted)) == 3
     assert record.core_features(*moments((points * torch.tensor([1, 0.05, 0.05])) @ plane.T)) == 1
     cube = torch.cat((torch.eye(200), -torch.eye(200)))
@@ -155,7 +155,7 @@ def test_similarity_of_layers_and_lens_against_a_plain_forward_pass():
     assert found["adjacent"]["x"] == pytest.approx([found["layer_similarity"][i][i + 1] for i in range(2)])
 
 
-# ------------------------------------------------------------------------------------------------- any model, any batches
+# ---------------------------------------------------------------------------------------------- any model, any batches
 
 
 def watched(model, *arguments):
@@ -255,7 +255,7 @@ def test_a_block_without_attn_norm_reads_its_last_leading_tensor():
 def test_models_that_cannot_be_watched():
     model = random_model(ROOT)
     del model.blocks[2].mlp_norm
-    with pytest.raises(ValueError, match="it must have embed, blocks with attn, attn_norm, mlp and mlp_norm, final_norm"):
+    with pytest.raises(ValueError, match="it must have embed, blocks with attn, attn_norm, mlp and mlp_norm"):
         numbers(model)
     model = random_model(ROOT)
     model.blocks[2].mlp_norm.forward = lambda x: model.blocks[1].mlp_norm(x)        # one is called twice
