@@ -1,4 +1,23 @@
-"""What to watch in a trained model: one file per model, under the model's name, found by it. None is needed."""
+"""What to watch in a trained model: one file per model, under the model's name, found by it. None is needed.
+
+A file may define any of these; what it lacks, nanodepth/record.py has for a plain residual stream. `record` is a
+record.Record of one forward pass, L the number of blocks, and "per token" means B, T in front of the shape.
+
+stats(model, idx)               for the training log: {quantity: [a number per layer]}
+watched(model)                  {kind: [modules]} whose inputs and outputs the record keeps, in record.calls[kind]
+streams(model, record)          {"q", "k", "v", "r": L inputs (B, T, C)} of the attention, where they are not one "x"
+gates(model, record)            output gates of the layers, L tensors (B, T, H, D or 1)
+depth_matrix(model, record)     {"r" and other streams: A (2 L + 1, 2 L + 1) per token}: reader l, a sublayer or the
+                                head, reads sum_s A[l, s] outputs[s]; checked against what it reads in every pass
+value_matrix(model, record)     {"v" (values), "q", "k" or "g" (gates): A (L, L)}, means over the tokens: layer n has
+                                sum_m A[n, m] times what layer m computes; or (L, L + 1), with a source outside first
+observe(model, record)          more {name: tensor}, means over the tokens, which are then averaged over the batches
+numbers(model, means, batches, quiet_ids)   more numbers for RUN.json: {key: value}, from those means and from passes
+                                with changed parts (record.replaced); runs of other models have ABSENT = {key: value}
+panels(run, numbers)            panels of gates.png: [function that draws one of them, given the figure and its axes]
+PICTURES                        {file name: function({run: numbers}) -> a matplotlib figure}; models that name the same
+                                function share the picture
+"""
 from importlib import import_module
 from pathlib import Path
 
@@ -6,3 +25,9 @@ from pathlib import Path
 def find(name):
     """The module of the probes of model `name`, or None if there is no such file."""
     return import_module(f"{__name__}.{name}") if Path(__file__).with_name(f"{name}.py").exists() else None
+
+
+def absent():
+    """{key: value} of what stands for the numbers of a probes file in the runs of other models: all files' ABSENT."""
+    files = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("_"))
+    return {key: value for name in files for key, value in getattr(find(name), "ABSENT", {}).items()}

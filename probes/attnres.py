@@ -7,3 +7,18 @@ def stats(model, idx):
     alphas = watch(model, idx, [model.depth_attention])                            # entropy in nats; uniform: log(S)
     return {"entropy": [-a.xlogy(a).sum(-1).mean().item() for a in alphas],
             "newest": [a[..., -1].mean().item() for a in alphas]}
+
+
+def watched(model):
+    return {"alpha": [model.depth_attention]}                                       # of readers 1 .. 2L: (B, T, S)
+
+
+def depth_matrix(model, record):
+    """Every output has the weight alpha of the source that it is summed into."""
+    n, like, size = len(record.reads), record.outputs[0], model.config.block_size
+    A = like.new_zeros(*like.shape[:2], n, n)
+    A[..., 0, 0] = 1.0
+    for row, alpha in enumerate(record.outputs_of("alpha"), start=1):
+        source = [0] + [1 + (s - 1) // size for s in range(1, row + 1)]             # the source that holds output s
+        A[..., row, :row + 1] = alpha[..., source]
+    return {"r": A}

@@ -8,5 +8,5 @@ def stats(model, idx):
     gammas = [block.mlp.gamma.item() if model.config.router == "kern" else 1.0 for block in model.blocks]
     loads = [top.indices[top.values > 0].bincount(minlength=model.config.n_expert) for top in tops]
     return {"gamma": gammas,
-            "weight": [gamma * top.values.sum(-1).mean().item() for gamma, top in zip(gammas, tops)],   # of the k together
-            "load": [(load.max() / load.double().mean()).item() for load in loads]}      # of the busiest expert; 1: equal
+            "weight": [gamma * top.values.sum(-1).mean().item() for gamma, top in zip(gammas, tops)],  # of all k
+            "load": [(load.max() / load.double().mean()).item() for load in loads]}    # of the busiest expert; 1: equal

@@ -125,11 +125,11 @@ def publish(run, to):
 def claims(runs):
     """The papers' orderings of final losses as a Markdown table, each with the paired difference and its 95% interval."""
     sys.path.insert(0, str(TOP))
-    import analyze
-    groups = analyze.systems([analyze.read_log(run) for run in runs])
+    from nanodepth import curves
+    groups = curves.systems([curves.read_log(run) for run in runs])
     lines = ["| lower loss expected | than | says | difference (95% interval) | here |", "|---|---|---|---|---|"]
     for a, b, source in CLAIMS:
-        gap, half = analyze.interval(analyze.gaps(groups[a], groups[b], analyze.curve(groups[a])[-1][0]))
+        gap, half = curves.interval(curves.gaps(groups[a], groups[b], curves.curve(groups[a])[-1][0]))
         verdict = "within noise" if abs(gap) <= half else "holds" if gap < 0 else "the opposite"
         lines.append(f"| `{a}` | `{b}` | {source} | {gap:+.4f} ± {half:.4f} | {verdict} |")
     return "\n".join(lines) + "\n"

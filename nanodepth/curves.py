@@ -1,0 +1,232 @@
+"""From the logs of runs to systems, intervals and tables. Runs that differ in their seed alone are one system."""
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean, median, stdev
+
+import models
+
+T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+       2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045,
+       2.042)  # 97.5% quantiles of Student's t for 1 .. 30 degrees of freedom
+
+
+# -------------------------------------------------------------------------------------------------------- runs, systems
+
+
+def read_log(run):
+    """{"run", "config", "seed", "train", "val"} of a run folder, from its config.json and log.jsonl.
+
+    train: rows with tok_s; val: rows with tokens and loss; both with peak_bytes where it is known. ValueError for a
+    folder without them, or with fewer than two validations.
+    """
+    try:
+        config = json.loads((Path(run) / "config.json").read_text())
+        lines = (Path(run) / "log.jsonl").read_text().splitlines()
+        seed, *_ = [config["options"][name] for name in ("seed", "seq_len", "eval_tokens")]
+        {**config["model_config"], "": (config["model"], config["data"]["fingerprint"])}
+    except (OSError, ValueError, TypeError, KeyError) as e:
+        raise ValueError(f"{run} is not the folder of a run: {models.one_line(e)}") from None
+    rows = {"train": [], "val": []}
+    for line in lines:
+        try:
+            row = json.loads(line)
+            needed = {"train": ("tok_s",), "val": ("tokens", "loss")}[row["kind"]]
+            rows[row["kind"]].append({key: row[key] + 0 for key in (*needed, *({"peak_bytes"} & set(row)))})
+        except (ValueError, KeyError, TypeError):
+            if line is not lines[-1]:                                       # the last may be cut off
+                raise ValueError(f"{run}/log.jsonl has a line that is not train.py's: {line[:80]!r}") from None
+    if len(rows["val"]) < 2 or not rows["train"]:
+        raise ValueError(f"{run} has not reached its second validation yet")
+    return {"run": str(run), "config": config, "seed": seed, **rows}
+
+
+def check_comparable(runs):
+    """ValueError if two runs were validated on different tokens."""
+    for name in ("data", "eval_tokens", "seq_len"):
+        seen = {}
+        for run in runs:
+            config = run["config"]
+            seen[json.dumps({**config["options"], "data": config["data"]["fingerprint"]}[name])] = run["run"]
+        if len(seen) > 1:
+            a, b, *_ = seen.values()
+            raise ValueError(f"{a} and {b} differ in {name}: their losses cannot be compared")
+
+
+def systems(runs):
+    """{label: [runs that differ only in the seed]}, labelled by the model and the options in which the systems differ.
+
+    ValueError if a system has two runs with the same seed.
+    """
+    hidden = {"seed", "out", "resume", "device", "compile", "micro_batch", "save_every", "wandb", "data", "model",
+              "preset"}
+    groups = {}
+    for run in runs:
+        c = run["config"]
+        options = {name: value for name, value in c["options"].items() if name not in hidden}
+        key = {"model": c["model"], **c["model_config"], **options, "gpu": c.get("gpu")}
+        _, seeds = groups.setdefault(json.dumps(key, sort_keys=True), (key, {}))
+        if run["seed"] in seeds:
+            raise ValueError(f"{seeds[run['seed']]['run']} and {run['run']} are the same system with the same seed: "
+                             "leave one out")
+        seeds[run["seed"]] = run
+    return {label(key, list(seeds.values()), groups): list(seeds.values()) for key, seeds in groups.values()}
+
+
+def label(key, some, groups):
+    """Name of the system of the runs `some` with the options `key`, by what tells it from the model's other systems."""
+    same = [other for other, _ in groups.values() if other["model"] == key["model"]]
+    shown = [name for name in key if any(other.get(name) != key[name] for other in same)]
+    structure = some[0]["config"]["model_config"]
+    structural = [name for name in shown if name in structure]
+    apart = {json.dumps([other.get(name) for name in structural]) for other in same}
+    if len(apart) == len(same):                                     # the model's own options are enough
+        usual = defaults(key["model"], {name: value for name, value in structure.items() if name not in shown})
+        shown = [name for name in structural if key[name] != usual.get(name)]
+    return " ".join([key["model"], *(f"{name}={key[name]}" for name in shown)])
+
+
+def defaults(name, given):
+    """The values that a model's Config takes beside the given ones; {} if its file is gone or has changed too much."""
+    try:
+        return vars(models.module(name).Config(**given))
+    except (ValueError, TypeError):
+        return {}
+
+
+def find_baseline(groups, asked=None):
+    """Label of the system that the others are compared with: as asked, else the registry's first model, else the first.
+
+    ValueError if there is no such system.
+    """
+    root = models.names()[0]
+    plain = [name for name in groups if name.split()[0] == root]
+    found = asked or (root if root in groups else (plain or list(groups))[0])
+    if found not in groups:
+        raise ValueError(f"no system {found!r} among the runs: choose from {', '.join(map(repr, groups))}")
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------- curves, intervals
+
+
+def curve(some):
+    """Mean over the seeds of the validation losses at the steps that all of them have: [(tokens, loss)]."""
+    at = [{row["tokens"]: row["loss"] for row in run["val"]} for run in some]
+    return [(tokens, mean(rows[tokens] for rows in at)) for tokens in sorted(set.intersection(*map(set, at)))]
+
+
+def crossing(points, level):
+    """Where a curve [(x, y)] first comes down to a level, on straight lines between its points; None if it does not."""
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if y1 <= level < y0:
+            return x0 + (x1 - x0) * (y0 - level) / (y0 - y1)
+    return None
+
+
+def between(points, x):
+    """The value of a curve [(x, y)] at x, on straight lines between its points; behind its end the last value."""
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if x <= x1:
+            return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    return points[-1][1]
+
+
+def gaps(some, base, tokens):
+    """Losses after so many tokens minus those of the run in `base` with the same seed, hence the same batches."""
+    at = [{run["seed"]: row["loss"] for run in group for row in run["val"] if row["tokens"] == tokens}
+          for group in (some, base)]
+    return [at[0][seed] - at[1][seed] for seed in at[0] if seed in at[1]]
+
+
+def interval(values):
+    """(mean, half of its 95% interval by Student's t) of a sample; None for what it is too small for."""
+    if len(values) < 2:
+        return (values[0] if values else None), None
+    return mean(values), T95[min(len(values) - 1, len(T95)) - 1] * stdev(values) / math.sqrt(len(values))
+
+
+# ------------------------------------------------------------------------------------------------ tokens and time saved
+
+
+def tokens_needed(ends, loss):
+    """Tokens that a baseline needs to end with this loss; None outside of what was measured.
+
+    ends: [(tokens, final loss)] of baseline runs of several lengths, each with a whole schedule of its own. Between
+    two lengths the loss is a straight line over log(tokens); where noise makes the curve rise, the first of several
+    answers counts.
+    """
+    points = [(math.log(tokens), y) for tokens, y in sorted(ends) if math.isfinite(y)]
+    if points and points[0][1] == loss:
+        return math.exp(points[0][0])
+    at = crossing(points, loss)
+    return None if at is None else math.exp(at)
+
+
+def ms_per_token(some):
+    """Median time of a training step of these runs, in milliseconds per token; without validations and compiling."""
+    return median(1000 / row["tok_s"] for run in some for row in run["train"])
+
+
+def saving(some, baselines):
+    """What a system saves against a baseline trained to several lengths, at the loss that the system ends with.
+
+    some: the runs of the system. baselines: [runs of the baseline of one length], in any order. Losses are means over
+    the seeds. Returns {"tokens", "loss"} of the system, {"baseline_tokens"} for the same loss (tokens_needed), their
+    ratio {"saving"}, {"cost"}, the system's time per token over the baseline's, and {"saving_in_time"}, the saving
+    over the cost: the time that the baseline trains over the time that the system trains. The first, the saving and
+    the saving in time are None outside of the measured lengths.
+    """
+    tokens, loss = curve(some)[-1]
+    needed = tokens_needed([curve(group)[-1] for group in baselines], loss)
+    cost = ms_per_token(some) / ms_per_token([run for group in baselines for run in group])
+    return {"tokens": tokens, "loss": loss, "baseline_tokens": needed, "cost": cost,
+            "saving": None if needed is None else needed / tokens,
+            "saving_in_time": None if needed is None else needed / tokens / cost}
+
+
+# --------------------------------------------------------------------------------------------------------------- tables
+
+
+def summarise(groups, baseline):
+    """{label: row of the table} of systems()'s groups, the baseline first; as of the last validation all seeds have."""
+    rows, level = {}, curve(groups[baseline])[-1]
+    for name, some in {baseline: groups[baseline], **groups}.items():
+        points = curve(some)
+        ends = [row["loss"] for run in some for row in run["val"] if row["tokens"] == points[-1][0]]
+        comparable = points[-1][0] == level[0]
+        gap, half = interval(gaps(some, groups[baseline], level[0])) if comparable else (None, None)
+        peaks = [max(row.get("peak_bytes", 0) for row in run["val"]) for run in some]
+        speeds = [median(row["tok_s"] for row in run["train"]) for run in some]
+        rows[name] = {
+            "runs": [run["run"] for run in some], "seeds": [run["seed"] for run in some], "tokens": points[-1][0],
+            "loss": points[-1][1], "loss_sd": stdev(ends) if len(ends) > 1 else None,
+            "difference": gap, "difference_95": half,
+            "tokens_to_baseline": level[0] if name == baseline else crossing(points, level[1]),
+            "tok_s": mean(speeds), "tok_s_sd": stdev(speeds) if len(speeds) > 1 else None,
+            "peak_bytes": mean(peaks) if min(peaks) else None, "curve": points}
+    return rows
+
+
+def table(rows, baseline):
+    """The rows of summarise() as Markdown."""
+    lines = [f"| system | seeds | tokens | final loss (nats) | difference to {baseline} (95% interval) "
+             f"| tokens to reach {baseline}'s final loss | tokens/s | peak GiB |", "|---|---|---|---|---|---|---|---|"]
+
+    def with_spread(value, spread, form):
+        return format(value, form) + ("" if spread is None else f" ± {format(spread, form.lstrip('+'))}")
+
+    for name, r in rows.items():
+        gap, reached = "-", "-" if name == baseline else "not reached"
+        if r["difference"] is not None and name != baseline:
+            gap = with_spread(r["difference"], r["difference_95"], "+.4f")
+        if name != baseline and r["tokens_to_baseline"] is not None:
+            times = rows[baseline]["tokens"] / r["tokens_to_baseline"]
+            reached = f"{r['tokens_to_baseline'] / 1e6:,.2f}M" + (f" ({times:.2f}x fewer)" if times >= 1 else "")
+        cells = [f"`{name}`", str(len(r["seeds"])), f"{r['tokens'] / 1e6:,.2f}M",
+                 with_spread(r["loss"], r["loss_sd"], ".4f"), gap, reached,
+                 with_spread(r["tok_s"], r["tok_s_sd"], ",.0f"),
+                 "-" if r["peak_bytes"] is None else f"{r['peak_bytes'] / 2 ** 30:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,143 @@
+"""What the tests of curves, records, pictures and probes share: small random models, and run folders made by hand."""
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import models
+import probes
+from nanodepth import record
+
+SHAPE = dict(vocab_size=97, n_layer=3, n_head=4, n_kv_head=2, d_model=32, d_ff=64, max_len=48)
+NO_QUIET = torch.tensor([96])
+ROOT = models.names()[0]                            # the baseline of all
+
+
+@pytest.fixture(autouse=True, scope="module")
+def double():
+    """Everything in float64, in the test files that import this."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def random_model(name, **options):
+    """In eval mode, float64, with no parameter at its initial value."""
+    torch.manual_seed(1)
+    model = models.build(name, **{**SHAPE, **options}).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * 0.2)
+    return model
+
+
+def tokens(B=2, T=12, seed=0):
+    """idx, targets (B, T)."""
+    idx = torch.randint(96, (B, T + 1), generator=torch.Generator().manual_seed(seed))
+    return idx[:, :-1], idx[:, 1:]
+
+
+def probe_of(model):
+    return probes.find(type(model).__module__.split(".")[-1])
+
+
+def numbers(model, batches=None, quiet=NO_QUIET):
+    """record.measure() with the model's own probes, on one batch of (2, 12) tokens if none are given."""
+    return record.measure(model, batches or [tokens()], quiet, probe_of(model))
+
+
+@torch.no_grad()
+def passed(model, *modes):
+    """The Record of a forward pass on tokens(), within the modes."""
+    with record.recorded(model, probe_of(model)) as found:
+        for mode in modes:
+            mode.__enter__()
+        try:
+            model(tokens()[0])
+        finally:
+            for mode in reversed(modes):
+                mode.__exit__(None, None, None)
+    return found
+
+
+@torch.no_grad()
+def check_depth(name, expected="r", parallel=False, **options):
+    """The depth matrices of a random model make what its sublayers and its head read from the outputs."""
+    model = random_model(name, **options)
+    found, probe = passed(model), probe_of(model)
+    A = getattr(probe, "depth_matrix", record.plain_depth_matrix)(model, found)
+    outputs = torch.stack(found.outputs, dim=-2)                                    # (B, T, 7, C)
+    assert outputs.size(-2) == 7 and outputs.abs().amax((0, 1, 3)).min() > 0
+    assert (A["r"] @ outputs - torch.stack(found.reads, dim=-2)).abs().max() < 1e-9
+    assert torch.equal(A["r"], A["r"].tril())
+    assert set(A) == set(expected) and found.parallel == parallel
+    inputs = getattr(probe, "streams", record.plain_streams)(model, found)
+    assert set(inputs) == (set(expected) if len(expected) > 1 else {"x"})
+    for stream in set(A) & set(inputs):
+        assert torch.equal(A[stream][..., 1::2, :], A["r"][..., 1::2, :])           # MLPs read r alone
+        assert ((A[stream] @ outputs)[..., :-1:2, :] - torch.stack(inputs[stream], dim=-2)).abs().max() < 1e-9
+    assert numbers(model)["depth_error"] < 1e-9
+
+
+class Arguments(torch.overrides.TorchFunctionMode):
+    """Keeps the arguments q, k, v of every attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is F.scaled_dot_product_attention:
+            self.seen.append(args[:3])
+        return function(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def values_of(model):
+    """The values that attention gets, (L, B, T, K, D), each layer's own before any mixing, and the Record."""
+    arguments = Arguments()
+    found = passed(model, arguments)
+    mixed = torch.stack([v.transpose(1, 2) for _, _, v in arguments.seen])
+    own = [block.attn.wv(block.attn_norm(x)).unflatten(-1, (-1, model.config.d_head))
+           for block, x in zip(model.blocks, found.hidden)]
+    return mixed, torch.stack(own), found
+
+
+@torch.no_grad()
+def check_gates(model):
+    """The gates are the layers' true ones, found from what they do to the attention's output, which is made 1."""
+    truth = []
+
+    class One(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            return torch.ones_like(out) if function is F.scaled_dot_product_attention else out
+    hooks = [block.attn.wo.register_forward_pre_hook(
+        lambda m, i: truth.append(i[0].unflatten(-1, (4, 8)).mean((0, 1, 3)))) for block in model.blocks]
+    with One():
+        out = record.observe(model, *tokens(), torch.zeros(2, 12, dtype=torch.bool), probe_of(model))
+    for hook in hooks:
+        hook.remove()
+    assert torch.allclose(out["gate"].double(), torch.stack(truth), atol=1e-6)
+
+
+def by_title(fig):
+    """{title: axes} of a figure."""
+    return {ax.get_title(): ax for ax in fig.axes}
+
+
+def write_run(folder, losses, seed=0, model=ROOT, tok_s=1000.0, step=100, config=(), options=(), peak=2 ** 30):
+    """A run folder as train.py leaves it, without a checkpoint: validations at steps 0, 1, 2, .. times `step`."""
+    folder.mkdir(parents=True)
+    chosen = {"model": model, "preset": "tiny", "seed": seed, "out": str(folder), "seq_len": 256, "eval_tokens": 1000,
+              "muon_lr": 0.005, **dict(options)}
+    (folder / "config.json").write_text(json.dumps({
+        "model": model, "model_config": {"gate": "none", "n_layer": 2, **dict(config)}, "options": chosen,
+        "data": {"path": "d", "fingerprint": "f"}}))
+    rows = [{"kind": "val", "step": i * step, "tokens": i * step * 10, "loss": loss, "peak_bytes": peak}
+            for i, loss in enumerate(losses)]
+    rows += [{"kind": "train", "step": i, "tokens": i * 10, "loss": 1.0, "tok_s": tok_s * (3 if i == 1 else 1)}
+             for i in range(1, 6)]
+    (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder

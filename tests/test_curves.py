@@ -1,0 +1,136 @@
+"""curves.py: systems, intervals and savings against numbers by hand."""
+import json
+import math
+
+import pytest
+from analysis import ROOT, write_run
+
+from nanodepth import curves
+
+
+def test_student_quantiles():
+    stats = pytest.importorskip("scipy.stats")
+    assert curves.T95 == pytest.approx([stats.t.ppf(0.975, n) for n in range(1, 31)], abs=6e-4)
+
+
+def test_systems_are_named_by_what_differs(tmp_path):
+    def labels(*runs):
+        return {label: len(some) for label, some in curves.systems([curves.read_log(run) for run in runs]).items()}
+    a = write_run(tmp_path / "a", [5, 4])
+    b = write_run(tmp_path / "b", [5, 4], seed=1, options={"out": "x", "preset": "mine", "micro_batch": 1})
+    c = write_run(tmp_path / "c", [5, 4], config={"gate": "elementwise"}, options={"muon_lr": 0.01})
+    d = write_run(tmp_path / "d", [5, 4], options={"muon_lr": 0.01})
+    e = write_run(tmp_path / "e", [5, 4], model="hacked")
+    assert labels(a, b, c, e) == {ROOT: 2, f"{ROOT} gate=elementwise": 1, "hacked": 1}
+    assert labels(a, d) == {f"{ROOT} muon_lr=0.005": 1, f"{ROOT} muon_lr=0.01": 1}
+    shape = dict(vocab_size=97, n_layer=2, n_head=4, d_model=32, d_ff=128)
+    f = write_run(tmp_path / "f", [5, 4], config={**shape, "n_kv_head": 4})         # its default, as train.py writes it
+    g = write_run(tmp_path / "g", [5, 4], config={**shape, "n_kv_head": 2})
+    h = write_run(tmp_path / "h", [5, 4], config={**shape, "n_kv_head": 4, "my_new_option": 1})   # the file has grown
+    assert labels(g, f) == {ROOT: 1, f"{ROOT} n_kv_head=2": 1}
+    assert labels(f, h) == {ROOT: 1, f"{ROOT} my_new_option=1": 1}
+
+
+def test_the_same_seed_twice(tmp_path):
+    a, b = (curves.read_log(write_run(tmp_path / name, [5, 4])) for name in "ab")
+    with pytest.raises(ValueError, match="a and .*b are the same system with the same seed: leave one out"):
+        curves.systems([a, b])
+
+
+def test_what_others_are_compared_with():
+    groups = dict.fromkeys(("x", f"{ROOT} gate=none", "y"))
+    assert curves.find_baseline(groups) == f"{ROOT} gate=none" and curves.find_baseline(groups, "y") == "y"
+    assert curves.find_baseline({**groups, ROOT: []}) == ROOT and curves.find_baseline(dict.fromkeys("xy")) == "x"
+    with pytest.raises(ValueError, match="no system 'z' among the runs: choose from 'x', "):
+        curves.find_baseline(groups, "z")
+
+
+@pytest.mark.parametrize("name, value", [("data", "other"), ("eval_tokens", 7), ("seq_len", 8)])
+def test_runs_that_cannot_be_compared(tmp_path, name, value):
+    a, b = (curves.read_log(write_run(tmp_path / run, [5, 4], seed=seed)) for seed, run in enumerate("ab"))
+    curves.check_comparable([a, b])
+    if name == "data":
+        b["config"]["data"]["fingerprint"] = value
+    else:
+        b["config"]["options"][name] = value
+    with pytest.raises(ValueError, match=f"a and .*b differ in {name}: their losses cannot be compared"):
+        curves.check_comparable([a, b])
+
+
+def test_seeds_are_paired_and_one_seed_has_no_interval(tmp_path):
+    def read(*runs):
+        return [curves.read_log(run) for run in runs]
+    base = read(*(write_run(tmp_path / f"b{s}", [9, s], s) for s in (1, 2, 3)))
+    some = read(*(write_run(tmp_path / f"a{s}", [9, s + gap], s) for s, gap in ((3, 0.5), (2, 0.7), (7, 100))))
+    half = 12.706 * math.sqrt(0.02) / math.sqrt(2)
+    assert curves.interval(curves.gaps(some, base, 1000)) == (pytest.approx(0.6), pytest.approx(half))
+    assert curves.interval(curves.gaps(some[:1], base, 1000)) == (pytest.approx(0.5), None)
+    assert curves.interval(curves.gaps(some[2:], base, 1000)) == (None, None)
+    assert curves.interval(curves.gaps(some, base, 77)) == (None, None)
+    lone = curves.summarise({"x": some[2:], ROOT: base}, ROOT)
+    assert list(lone) == [ROOT, "x"]
+    assert lone["x"]["tokens_to_baseline"] is None and "| - | not reached |" in curves.table(lone, ROOT)
+
+
+def test_only_losses_after_equal_tokens_are_compared(tmp_path):
+    base = [curves.read_log(write_run(tmp_path / f"b{s}", [9, 5, 3 + s], s)) for s in (0, 1)]
+    more = [curves.read_log(write_run(tmp_path / f"m{s}", [9, 5, 4, 2], s)) for s in (0, 1)]
+    late = [curves.read_log(write_run(tmp_path / "l0", [9, 4, 1], 0)),
+            curves.read_log(write_run(tmp_path / "l1", [9, 4], 1))]
+    rows = curves.summarise({ROOT: base, "more": more, "late": late}, ROOT)
+    assert rows["more"]["difference"] is None and rows["more"]["loss"] == 2
+    assert rows["late"]["loss"] == 4 and rows["late"]["loss_sd"] == 0               # as of what both seeds have
+    assert rows["late"]["tokens"] == 1000
+    assert rows[ROOT]["loss"] == 3.5 and rows["more"]["tokens_to_baseline"] == 2250
+
+
+def test_a_last_line_that_was_cut_off_does_not_count(tmp_path):
+    run = write_run(tmp_path / "r", [5.0, 4.0])
+    with open(run / "log.jsonl", "a") as f:
+        f.write('{"kind": "val", "st')
+    assert [row["loss"] for row in curves.read_log(run)["val"]] == [5.0, 4.0]
+
+
+# ------------------------------------------------------------------------------------------------ tokens and time saved
+
+
+def test_tokens_that_a_baseline_needs():
+    """Losses 4.0, 3.5, 3.2 after 1, 2, 4 million tokens: halfway between two losses lies sqrt(2) times the first."""
+    ends = [(4e6, 3.2), (1e6, 4.0), (2e6, 3.5)]                                     # in any order
+    for loss, needed in ((4.0, 1e6), (3.75, 1e6 * math.sqrt(2)), (3.5, 2e6), (3.35, 2e6 * math.sqrt(2)), (3.2, 4e6),
+                         (3.875, 1e6 * 2 ** 0.25), (3.3, 2e6 * 2 ** (2 / 3))):
+        assert curves.tokens_needed(ends, loss) == pytest.approx(needed, rel=1e-12), loss
+    assert curves.tokens_needed(ends, 4.0001) is None and curves.tokens_needed(ends, 3.1999) is None
+    assert curves.tokens_needed([], 3.0) is None and curves.tokens_needed([(1e6, 3.0)], 2.9) is None
+    assert curves.tokens_needed([(1e6, 3.0)], 3.0) == pytest.approx(1e6)
+
+
+def test_tokens_needed_on_a_curve_with_noise():
+    ends = [(1e6, 4.0), (2e6, 3.0), (4e6, 3.5), (8e6, 2.5), (16e6, math.nan)]
+    assert curves.tokens_needed(ends, 3.25) == pytest.approx(1e6 * 2 ** 0.75)       # the first of three answers
+    assert curves.tokens_needed(ends, 2.75) == pytest.approx(4e6 * 2 ** 0.75)
+    assert curves.tokens_needed(ends, 2.4) is None                                  # a run that diverged is no end
+
+
+def test_saving_by_hand(tmp_path):
+    """A system ends at 3.75 after 2,000 tokens; the baseline needs sqrt(2) times 4,000, at half the time for each."""
+    def read(name, losses, seed, tok_s, step):
+        return curves.read_log(write_run(tmp_path / f"{name}{seed}", losses, seed, tok_s=tok_s, step=step))
+    some = [read("a", [9, 3.70 + 0.1 * seed], seed, 500.0, 200) for seed in (0, 1)]
+    short = [read("s", [9, 3.9 + 0.2 * seed], seed, 1000.0, 400) for seed in (0, 1)]            # 4.0 after 4,000 tokens
+    long = [read("l", [9, 3.4 + 0.2 * seed], seed, 1000.0, 800) for seed in (0, 1)]             # 3.5 after 8,000
+    assert curves.ms_per_token(some) == 2.0 and curves.ms_per_token(short + long) == 1.0
+    found = curves.saving(some, [long, short])
+    needed = 4000 * math.sqrt(2)
+    assert found == {"tokens": 2000, "loss": pytest.approx(3.75), "baseline_tokens": pytest.approx(needed), "cost": 2.0,
+                     "saving": pytest.approx(needed / 2000), "saving_in_time": pytest.approx(needed / 2000 / 2)}
+    worse = curves.saving([read("w", [9, 4.1], 0, 250.0, 100)], [short, long])
+    assert worse["baseline_tokens"] is worse["saving"] is worse["saving_in_time"] is None and worse["cost"] == 4.0
+    json.dumps(found)
+
+
+def test_time_per_token_is_the_median_step(tmp_path):
+    runs = [curves.read_log(write_run(tmp_path / str(seed), [5, 4], seed, tok_s=tok_s))
+            for seed, tok_s in ((0, 1000.0), (1, 250.0))]
+    runs[1]["train"] = runs[1]["train"][:2]                                 # tokens/s: 3,000, four times 1,000, 750, 250
+    assert curves.ms_per_token(runs) == 1.0 and curves.ms_per_token(runs[1:]) == pytest.approx((4 / 3 + 4) / 2)

@@ -1,0 +1,95 @@
+"""probes/muddformer.py, which serves muddpythia.py too: streams, depth matrices and the dynamic weights."""
+import math
+from itertools import product
+
+import pytest
+import torch
+from analysis import by_title, check_depth, check_gates, double, numbers, random_model, tokens  # noqa: F401
+
+from nanodepth import record
+from nanodepth.pictures import draw_depth, draw_layers
+from probes.muddformer import PICTURES
+
+
+@pytest.mark.parametrize("options", [
+    {}, dict(multiway=False), dict(streams="vr"), dict(dynamic=False), dict(period=2), dict(dilation=2),
+    dict(window=1)], ids=str)
+def test_depth_matrices_make_every_input_from_the_outputs(options):
+    check_depth("muddformer", expected="qkvr", **options)
+
+
+def test_depth_matrices_beside_a_parallel_block():
+    check_depth("muddpythia", expected="qkvr", parallel=True)
+
+
+def test_normed_sources_make_no_sums_of_outputs():
+    found = numbers(random_model("muddformer", pre_post_norm=True))
+    assert found["depth_error"] > 1e-2 and found["depth"] == {}
+
+
+def test_a_copy_without_probes_is_watched_at_its_residual_stream():
+    model = random_model("muddformer")
+    plain, own = record.measure(model, [tokens()], torch.tensor([96])), numbers(model)
+    assert plain["depth"] == {} and plain["dynamic"] == {} and list(plain["adjacent"]) == ["x"]
+    for name in ("loss", "lens", "norm", "entropy", "layer_similarity", "core_features"):
+        assert plain[name] == own[name]
+
+
+def test_gates():
+    check_gates(random_model("muddformer", gate="elementwise"))
+
+
+def test_one_layer():
+    found = numbers(random_model("muddformer", n_layer=1, ffn_realloc=False))
+    assert found["adjacent"] == {} and len(found["lens"]) == 2 and found["depth_error"] < 1e-9
+
+
+@pytest.mark.parametrize("name, options", [
+    ("muddformer", dict(window=2)), ("muddformer", dict(window=2, pre_post_norm=True)), ("muddpythia", {})], ids=str)
+@torch.no_grad()
+def test_dynamic_weights_against_loops(name, options):
+    model = random_model(name, **options)
+    found = numbers(model)["dynamic"]
+    X = [model.embed(tokens()[0])]                                                  # X_j, caught behind the blocks
+    hooks = [block.register_forward_hook(lambda m, inputs, output: X.append(output)) for block in model.blocks]
+    model(tokens()[0])
+    for hook in hooks:
+        hook.remove()
+    normed = options.get("pre_post_norm")
+    seen = [model.pre_norms[f"{j}_pre_norm"](x) if normed and f"{j}_pre_norm" in model.pre_norms else x
+            for j, x in enumerate(X)]                                               # what is weighted
+    for i in (1, 2, 3):
+        names = "qkvr" if i < 3 else "r"
+        sources = [[0, 1], [0, 1, 2], [0, 2, 3] if "window" in options else [0, 1, 2, 3]][i - 1]
+        weights = model.aggregate[str(i)].weights(X[i])
+        assert found[str(i)]["streams"] == names and found[str(i)]["sources"] == sources
+        for (c, _), (j, source) in product(enumerate(names), enumerate(sources)):
+            w = [weights[b, t, c, j].item() for b in range(2) for t in range(12)]
+            norm = sum(seen[source][b, t].square().sum().sqrt().item() for b in range(2) for t in range(12)) / 24
+            m = sum(w) / 24
+            sd = math.sqrt(sum((a - m) ** 2 for a in w) / 24)
+            assert found[str(i)]["mean"][c][j] == pytest.approx(m * norm, rel=1e-4, abs=1e-6)
+            assert found[str(i)]["sd"][c][j] == pytest.approx(sd * norm, rel=1e-3, abs=1e-6)
+
+
+def test_small_deviations_of_weights_in_fp32():
+    model = random_model("muddformer").float()
+    with torch.no_grad():
+        weights = model.aggregate["2"].weights
+        weights.w2.weight.normal_(std=2e-4)
+        weights.a.fill_(1.0)
+        got = numbers(model)["dynamic"]["2"]["sd"]
+        wanted = numbers(model.double())["dynamic"]["2"]["sd"]
+    assert torch.allclose(torch.tensor(got), torch.tensor(wanted), rtol=1e-2) and torch.tensor(wanted).min() > 0
+
+
+def test_pictures_show_the_numbers():
+    pytest.importorskip("matplotlib")
+    found = numbers(random_model("muddformer", streams="vr"))
+    lines = by_title(draw_layers({"run": found}))["input against previous layer's"].get_lines()
+    assert [list(y) for y in found["adjacent"].values()] == [line.get_ydata().tolist() for line in lines]
+    drawn = by_title(draw_depth({"run": found}))["run, v input"].get_images()[0]    # attention's rows alone
+    assert torch.allclose(torch.tensor(drawn.get_array().filled(0.0)), torch.tensor(found["depth"]["v"])[:-1:2])
+    cells = by_title(PICTURES["dynamic"]({"run": found}))["run: sd, stream V"].get_images()[0].get_array()
+    assert cells[1].tolist()[:3] == pytest.approx(found["dynamic"]["2"]["sd"][0])
+    assert cells.mask[1].tolist() == [False] * 3 + [True]

@@ -1,0 +1,285 @@
+"""record.py: every number against a case whose answer is known, or against a naive computation in float64."""
+import math
+from itertools import product
+
+import pytest
+import torch
+import torch.nn.functional as F
+from analysis import (  # noqa: F401
+    ROOT,
+    SHAPE,
+    Arguments,
+    check_depth,
+    check_gates,
+    double,
+    numbers,
+    passed,
+    random_model,
+    tokens,
+)
+
+import models
+import probes
+from nanodepth import record
+
+# ------------------------------------------------------------------------------------------------------------ attention
+
+
+def test_uniform_attention_has_entropy_log_t():
+    T = 9
+    weights = torch.ones(2, 3, T, T).tril() / torch.arange(1, T + 1)[:, None]
+    entropy, sink, active = record.attention_numbers(weights, torch.zeros(2, T, dtype=torch.bool))
+    assert entropy.tolist() == pytest.approx([sum(math.log(t) for t in range(1, T + 1)) / T] * 3)
+    assert sink.tolist() == pytest.approx([sum(1 / t for t in range(2, T + 1)) / (T - 1)] * 3)
+
+
+def test_attention_on_itself_and_on_quiet_tokens():
+    T = 8
+    own, first = torch.eye(T), F.one_hot(torch.zeros(T, dtype=torch.long), T).double()
+    quiet = torch.zeros(1, T, dtype=torch.bool)
+    quiet[0, 5] = True
+    entropy, sink, active = record.attention_numbers(torch.stack((own, first))[None], quiet)
+    assert entropy.tolist() == [0, 0] and sink.tolist() == [0, 1]
+    assert active.tolist() == [(T - 3) / T, 0]                                      # not at tokens 0, 1 and 5
+
+
+def test_attention_numbers_against_loops():
+    B, H, T = 2, 2, 7
+    weights = torch.randn(B, H, T, T).masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf).softmax(-1)
+    quiet = torch.rand(B, T) < 0.3
+    got = record.attention_numbers(weights, quiet)
+    for h in range(H):
+        entropy = sink = active = 0.0
+        for b, t in product(range(B), range(T)):
+            row = weights[b, h, t, :t + 1].tolist()
+            entropy -= sum(w * math.log(w) for w in row) / (B * T)
+            sink += row[0] / (B * (T - 1)) if t else 0
+            at = max(range(len(row)), key=row.__getitem__)
+            active += (at > 1 and not quiet[b, at]) / (B * T)
+        assert [x[h].item() for x in got] == pytest.approx([entropy, sink, active])
+
+
+@pytest.mark.parametrize("kind", ["causal", "mask", "bias", "none"])
+def test_attention_weights_are_those_of_torch(kind):
+    q, k, v = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 8)
+    options = {"causal": dict(is_causal=True), "mask": dict(attn_mask=torch.ones(6, 6).tril(1).bool()),
+               "bias": dict(attn_mask=torch.randn(6, 6), scale=0.3), "none": {}}[kind]
+    seen = []
+    with record.SeeAttention(seen.append):
+        out = F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **options)
+    assert len(seen) == 1 and torch.allclose(seen[0] @ v.repeat_interleave(2, 1), out, atol=1e-6)
+
+
+def test_every_layer_and_head_is_where_it_belongs():
+    """measure() against the weights of each layer, taken from its own q and k."""
+    model, (idx, targets), quiet = random_model(ROOT), tokens(2, 40), torch.arange(0, 96, 3)
+    arguments = Arguments()
+    with arguments, torch.no_grad():
+        model(idx)
+    found = record.measure(model, [(idx, targets)], quiet)
+    for layer, (q, k, _) in enumerate(arguments.seen):
+        scores = torch.einsum("bhtd,bhsd->bhts", q, k.repeat_interleave(2, 1)) / math.sqrt(8)
+        weights = scores.masked_fill(torch.ones(40, 40).triu(1).bool(), -math.inf).softmax(-1)
+        wanted = record.attention_numbers(weights, torch.isin(idx, quiet))
+        for name, x in zip(("entropy", "sink", "active"), wanted):
+            assert found[name][layer] == pytest.approx(x.tolist()), name
+        assert torch.allclose(torch.tensor(found["maps"][layer]), weights[0, :, :32, :32], atol=1e-4)
+    everything = record.attention_numbers(weights, torch.zeros_like(idx).bool())[2]
+    assert found["active"][-1] != pytest.approx(everything.tolist()) and len(found["maps"]) == 3
+
+
+# -------------------------------------------------------------------------------------------------------- hidden states
+
+
+def moments(x):
+    return x.mT @ x / len(x), x.mean(0)
+
+
+def test_core_features():
+    torch.manual_seed(0)
+    plane = torch.linalg.qr(torch.randn(20, 3))[0]
+    points = torch.linalg.qr(torch.randn(500, 3) - torch.randn(500, 3).mean(0))[0]
+    points = torch.linalg.qr(points - points.mean(0))[0]            # centred, orthogonal: equal variances
+    shifted = points @ plane.T + torch.randn(20)                    # rank 3, a mean that is not variance
+    assert record.core_features(*moments(shifted)) == 3
+    assert record.core_features(*moments((points * torch.tensor([1, 0.05, 0.05])) @ plane.T)) == 1
+    cube = torch.cat((torch.eye(200), -torch.eye(200)))
+    assert record.core_features(*moments(cube)) == 198                              # 99% of 200 equal ones
+    assert record.core_features(*moments(torch.ones(50, 20))) == 0
+
+
+def test_token_similarity_against_loops():
+    x = torch.randn(2, 6, 5) + 1
+    pairs = [F.cosine_similarity(x[b, i], x[b, j], dim=0).item()
+             for b in range(2) for i in range(6) for j in range(6) if i != j]
+    assert record.token_similarity(x).item() == pytest.approx(sum(pairs) / len(pairs))
+    assert record.token_similarity(torch.ones(1, 4, 3)).item() == pytest.approx(1)
+    assert record.token_similarity(torch.eye(4)[None] * 5).item() == pytest.approx(0)
+
+
+@pytest.mark.parametrize("similarity, share", [
+    ([0.5, 0.4, 0.2, 0.3, 0.6], 0.5), ([0.1, 0.2, 0.3], None), ([0.3, 0.2, 0.1], None), ([0.3, 0.3, 0.3], None),
+    ([0.1, 0.5, 0.3, 0.4, 0.6], 0.5), ([0.3, 0.1, 0.5, 0.2, 0.25], 0.75), ([0.5, 0.2, 0.4, 0.41, 0.4099], 0.75),
+    ([0.2, 0.1, 0.1, 0.4, 0.5], 0.5), ([0.3, 0.2, 0.2, 0.1], None)])
+def test_refinement_begins_at_the_lowest_local_minimum(similarity, share):
+    assert record.refinement(similarity) == share
+
+
+def test_a_model_that_adds_nothing_keeps_its_state():
+    found = numbers(models.build(ROOT, **SHAPE).eval())                             # wo, w_down and head start at zero
+    assert torch.tensor(found["layer_similarity"]).flatten().tolist() == pytest.approx([1.0] * 16)
+    assert found["adjacent"]["x"] == pytest.approx([1.0, 1.0])
+    assert len(set(found["core_features"])) == 1 and found["lens"] == pytest.approx([math.log(97)] * 4)
+
+
+@torch.no_grad()
+def test_similarity_of_layers_and_lens_against_a_plain_forward_pass():
+    model = random_model(ROOT)
+    idx, targets = tokens()
+    x, states = model.embed(idx), []
+    for block in model.blocks:
+        states.append(x)
+        x = block(x, model.rope(12, None))
+    states.append(x)
+    found = numbers(model)
+    for i, j in product(range(4), range(4)):
+        pairs = zip(states[i].flatten(0, 1), states[j].flatten(0, 1))
+        cos = [F.cosine_similarity(a, b, dim=0).item() for a, b in pairs]
+        assert found["layer_similarity"][i][j] == pytest.approx(sum(cos) / len(cos))
+    for i, state in enumerate(states):
+        logp = model.head(model.final_norm(state)).log_softmax(-1)
+        assert found["lens"][i] == pytest.approx(-logp.gather(-1, targets[..., None]).mean().item(), rel=1e-6)
+    assert found["loss"] == pytest.approx(model(idx, targets)[1].item(), rel=1e-6)
+    norms = [sum(v.square().sum().sqrt().item() for v in x.flatten(0, 1)) / 24 for x in states]
+    assert found["norm"] == pytest.approx(norms)
+    assert found["adjacent"]["x"] == pytest.approx([found["layer_similarity"][i][i + 1] for i in range(2)])
+
+
+# ---------------------------------------------------------------------------------------------- any model, any batches
+
+
+def watched(model, *arguments):
+    """numbers(), or a skipped test for somebody's own model whose parts have other names."""
+    try:
+        return numbers(model, *arguments)
+    except ValueError as e:
+        if not any(words in str(e) for words in ("it must have embed, blocks", "it cannot be watched")):
+            raise
+        pytest.skip(str(e))
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_every_model_is_watched(name):
+    model = random_model(name)
+    found = watched(model)
+    assert len(found["lens"]) == len(found["norm"]) == len(found["core_features"]) == 4
+    assert found["loss"] == pytest.approx(model(*tokens())[1].item(), rel=1e-6) and found["tokens"] == 24
+    if getattr(probes.find(name), "depth_matrix", None) or name == ROOT:            # made for this model: exact
+        assert found["depth_error"] < 1e-9
+    assert (found["depth"] == {}) == (found["depth_error"] > 1e-3)                  # what is no sum is not shown as one
+    if found["maps"]:                                                               # attention in every layer
+        maps = torch.tensor(found["maps"])
+        assert maps.shape[0] == 3 and maps.shape[2:] == (12, 12)
+        assert torch.allclose(maps.sum(-1), torch.tensor(1.0), atol=2e-3) and len(found["entropy"]) == 3
+    assert set(found) == set(numbers(random_model(ROOT)))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_batches_are_averaged(name):
+    model = random_model(name)
+    (a, b), (c, d) = tokens(2), tokens(4, seed=1)
+    one = watched(model, [(torch.cat((a, c)), torch.cat((b, d)))])
+    two = watched(model, [(a, b), (c, d)])
+
+    def leaves(x):
+        return [y for value in x for y in leaves(value)] if isinstance(x, list) else [x]
+    for key, value in one.items():
+        for name, x in value.items() if isinstance(value, dict) else {"": value}.items():
+            if key != "maps" and isinstance(x, (float, list)):
+                y = two[key][name] if isinstance(value, dict) else two[key]
+                assert leaves(x) == pytest.approx(leaves(y), rel=1e-6, abs=1e-9), key
+
+
+def test_depth_of_the_baseline():
+    check_depth(ROOT)
+
+
+def test_one_layer():
+    found = numbers(random_model(ROOT, n_layer=1))
+    assert found["adjacent"] == {} and len(found["lens"]) == 2 and found["depth_error"] < 1e-9
+
+
+@pytest.mark.parametrize("gate", ["elementwise", "headwise"])
+def test_gates_of_the_baseline(gate):
+    model = random_model(ROOT, gate=gate)
+    check_gates(model)
+    idx, _ = tokens()
+    with torch.no_grad():
+        means = [block.attn.gate(block.attn_norm(x)).sigmoid().mean().item()
+                 for block, x in zip(model.blocks, passed(model).hidden)]
+    assert record.stats(ROOT, model, idx) == {"gate": pytest.approx(means, rel=1e-5)}
+    assert numbers(random_model(ROOT))["gate"] is None and record.stats(ROOT, random_model(ROOT), idx) == {}
+
+
+def test_a_stream_that_is_no_sum_of_outputs_is_noticed():
+    model = random_model(ROOT)
+    hook = model.blocks[1].register_forward_hook(lambda m, inputs, output: 1.1 * output)
+    found = numbers(model)
+    hook.remove()
+    assert found["depth_error"] > 1e-2 and found["depth"] == {}
+
+
+def test_a_block_without_attn_norm_reads_its_last_leading_tensor():
+    """The blocks get the state as x, or as (something, x): then the last of them is the residual stream."""
+    model = random_model(ROOT)
+    wanted = numbers(model)
+    for block in model.blocks:
+        norm, block.attn_norm = block.attn_norm, None
+        block.forward = lambda x, rope, cache=None, block=block, norm=norm: (
+            lambda h: h + block.mlp(block.mlp_norm(h)))(x + block.attn(norm(x), rope, cache))
+    assert numbers(model) == wanted
+    for block in model.blocks:
+        forward = block.forward
+        block.forward = lambda other, x, rope, cache=None, forward=forward: forward(x, rope, cache)
+
+    def run(idx, targets=None):
+        x = model.embed(idx)
+        for block in model.blocks:
+            x = block(torch.zeros_like(x), x, model.rope(idx.size(1), None))
+        return model.output(x, targets, None)
+    model.forward = run
+    assert numbers(model) == wanted
+
+
+def test_models_that_cannot_be_watched():
+    model = random_model(ROOT)
+    del model.blocks[2].mlp_norm
+    with pytest.raises(ValueError, match="it must have embed, blocks with attn, attn_norm, mlp and mlp_norm"):
+        numbers(model)
+    model = random_model(ROOT)
+    model.blocks[2].mlp_norm.forward = lambda x: model.blocks[1].mlp_norm(x)        # one is called twice
+    with pytest.raises(ValueError, match="does not call its attn_norm, attn, mlp_norm and mlp once each: it cannot be"):
+        numbers(model)
+    model = random_model(ROOT)
+    with torch.no_grad():
+        model.embed.weight[5:] = math.inf
+    with pytest.raises(ValueError, match="the residual stream is not finite"):
+        numbers(model)
+
+
+def test_stats_of_a_model_without_probes_or_blocks(monkeypatch):
+    idx, _ = tokens()
+    model = random_model(ROOT, gate="headwise")
+    monkeypatch.setattr(probes, "find", lambda name: None)
+    assert len(record.stats("mine", model, idx)["gate"]) == 3
+    assert record.stats("mine", torch.nn.Identity(), idx) == {}
+
+
+def test_hooks_go_also_after_an_error():
+    model = random_model(ROOT)
+    with pytest.raises(ZeroDivisionError), record.recorded(model), record.replaced({model.embed: torch.zeros_like}):
+        1 / 0
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    with record.replaced({model.embed: torch.zeros_like}):
+        assert passed(model).reads[0].abs().max() == 0
