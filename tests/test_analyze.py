@@ -12,7 +12,8 @@ import analyze
 import data_prep
 import models
 import probes
-from nanodepth import record
+from nanodepth import record, runs
+from nanodepth.shards import run_data
 
 # the baseline, and every model whose probes file draws something
 DRAWN = [name for name in models.names() if any(hasattr(probes.find(name), what) for what in ("PICTURES", "panels"))]
@@ -84,8 +85,8 @@ def test_probe_is_measure_on_the_validation_tokens(trained, tmp_path):
     done = scripts.run("analyze.py", "probe", ROOT, "--out", tmp_path / "o", "--tokens", "256", "--device", "cpu",
                        cwd=folder)
     assert done.returncode == 0
-    model, config = models.load(folder / ROOT)
-    data = data_prep.run_data(folder / ROOT, config, str(folder / "data"))
+    model, config = runs.load(folder / ROOT)
+    data = run_data(folder / ROOT, config, str(folder / "data"))
     quiet = torch.tensor([ord("\n"), ord("."), 256])
     batches = [(idx[:8], targets[:8]) for idx, targets in data.val_batches(256, 64, 32)]   # 8 rows of 32: 256 tokens
     numbers = record.measure(model, batches, quiet, probes.find(ROOT))
