@@ -110,6 +110,7 @@ def test_tokens_needed_on_a_curve_with_noise():
     assert curves.tokens_needed(ends, 3.25) == pytest.approx(1e6 * 2 ** 0.75)       # the first of three answers
     assert curves.tokens_needed(ends, 2.75) == pytest.approx(4e6 * 2 ** 0.75)
     assert curves.tokens_needed(ends, 2.4) is None                                  # a run that diverged is no end
+    assert curves.tokens_needed([(1e6, 4.0), (2e6, math.nan), (4e6, 3.0)], 3.5) == pytest.approx(2e6)
 
 
 def test_saving_by_hand(tmp_path):
