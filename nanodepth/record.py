@@ -23,7 +23,11 @@ import probes
 def watch(model, idx, modules):
     """Outputs of some submodules in a forward pass on idx (B, T), in fp32 and in the order of their calls."""
     outputs = []
-    hooks = [m.register_forward_hook(lambda module, inputs, output: outputs.append(output.float())) for m in modules]
+
+    def keep(module, inputs, output):
+        outputs.append(output.float() if torch.is_tensor(output) else [None if x is None else x.float() for x in output])
+
+    hooks = [m.register_forward_hook(keep) for m in modules]
     try:
         model(idx)
     finally:

@@ -5,18 +5,24 @@ from nanodepth.record import watch
 
 
 def connections(model):
-    """Modules that give the maps of the 2 L sublayers: (.., n, 2 + n), columns H_pre, H_post and H_res transposed, or
-    (.., n, 2) where H_res is the identity."""
+    """The modules that give the maps of the 2 L sublayers."""
     return [m for block in model.blocks for m in (block.attn_connection, block.mlp_connection)]
+
+
+def maps(output):
+    """H_pre, H_post (.., n) and H_res (.., n, n), or None where it is the identity, of what a connection gives."""
+    if torch.is_tensor(output):                                                     # columns of one tensor
+        return output[..., 0], output[..., 1], output[..., 2:].mT if output.size(-1) > 2 else None
+    return output
 
 
 def stats(model, idx):
     """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
-    maps = watch(model, idx, connections(model))
-    pre = [m[..., 0].abs() for m in maps]
+    pre, post, res = zip(*(maps(output) for output in watch(model, idx, connections(model))))
+    pre = [p.abs() for p in pre]
     return {"focus": [(p.amax(-1) / p.sum(-1)).mean().item() for p in pre],     # 1: reads one stream; 1/n: all alike
-            "write": [m[..., 1].mean().item() for m in maps],                   # H_post; 1 at the start
-            "keep": [m[..., 2:].diagonal(dim1=-2, dim2=-1).mean().item() if m.size(-1) > 2 else 1.0 for m in maps]}
+            "write": [p.mean().item() for p in post],                           # 1 at the start
+            "keep": [1.0 if r is None else r.diagonal(dim1=-2, dim2=-1).mean().item() for r in res]}
 
 
 def watched(model):
@@ -24,13 +30,13 @@ def watched(model):
 
 
 def depth_matrix(model, record):
-    """With the n streams as sums of outputs: (B, T, n, 2 L + 1)."""
+    """With the n streams as sums of outputs: (n, 2 L + 1) for all tokens, or (B, T, n, 2 L + 1)."""
     n, like = len(record.reads), record.outputs[0]
     eye, A = torch.eye(n, dtype=like.dtype, device=like.device), like.new_zeros(*like.shape[:2], n, n)
     streams = eye[:1].expand(model.config.n_streams, n)                             # all are the embedding
-    for row, maps in enumerate(record.outputs_of("maps")):
-        A[..., row, :] = (maps[..., :1] * streams).sum(-2)
-        carried = maps[..., 2:].mT @ streams if maps.size(-1) > 2 else streams
-        streams = carried + maps[..., 1:2] * eye[row + 1]
+    for row, (pre, post, res) in enumerate(map(maps, record.outputs_of("maps"))):
+        A[..., row, :] = (pre[..., None] * streams).sum(-2)
+        carried = streams if res is None else res @ streams
+        streams = carried + post[..., None] * eye[row + 1]
     A[..., n - 1, :] = streams.sum(-2)
     return {"r": A}

@@ -110,6 +110,7 @@ def test_tokens_needed_on_a_curve_with_noise():
     assert curves.tokens_needed(ends, 3.25) == pytest.approx(1e6 * 2 ** 0.75)       # the first of three answers
     assert curves.tokens_needed(ends, 2.75) == pytest.approx(4e6 * 2 ** 0.75)
     assert curves.tokens_needed(ends, 2.4) is None                                  # a run that diverged is no end
+    assert curves.tokens_needed([(1e6, 4.0), (2e6, math.nan), (4e6, 3.0)], 3.5) == pytest.approx(2e6)
 
 
 def test_saving_by_hand(tmp_path):
@@ -132,5 +133,5 @@ def test_saving_by_hand(tmp_path):
 def test_time_per_token_is_the_median_step(tmp_path):
     runs = [curves.read_log(write_run(tmp_path / str(seed), [5, 4], seed, tok_s=tok_s))
             for seed, tok_s in ((0, 1000.0), (1, 250.0))]
-    runs[1]["train"] = runs[1]["train"][:2]                                 # tokens/s: 3,000, four times 1,000, 750, 250
+    runs[1]["train"] = runs[1]["train"][:2]                               # tokens/s: 3,000, four times 1,000, 750, 250
     assert curves.ms_per_token(runs) == 1.0 and curves.ms_per_token(runs[1:]) == pytest.approx((4 / 3 + 4) / 2)
