@@ -161,24 +161,16 @@ class MLP(nn.Module):
 
 
 class DepthAttention(nn.Module):
-    """Weights alpha (B, T, S) of one reader over S sources. Queries do not depend on the input, so that the scores of a
-    source for all later readers are one matrix product when the source is made."""
+    """alpha (B, T, S): how much reader l = 1 .. 2L takes of each of S sources (B, T, C); reader 0 has no choice."""
 
     def __init__(self, c):
         super().__init__()
-        self.query = nn.Parameter(torch.empty(2 * c.n_layer, c.d_model))            # readers 1 .. 2L; 0 has no choice
+        self.query = nn.Parameter(torch.empty(2 * c.n_layer, c.d_model))            # w_1 .. w_2L
         self.eps = c.norm_eps if c.key_norm else None
 
-    def score(self, v, readers):
-        """w_l . RN(v) of source v (B, T, C) for a slice of the readers l -> (B, T, number of readers)."""
-        e = v @ self.query[readers].T
-        if self.eps is None:
-            return e
-        square = v.to(torch.promote_types(v.dtype, torch.float32)).square()
-        return e * torch.rsqrt(square.mean(-1, keepdim=True) + self.eps)
-
-    def forward(self, scores):
-        return torch.stack(scores, dim=-1).softmax(-1)
+    def forward(self, l, sources):
+        keys = sources if self.eps is None else [F.rms_norm(v, v.shape[-1:], eps=self.eps) for v in sources]
+        return torch.stack([(k * self.query[l - 1]).sum(-1) for k in keys], dim=-1).softmax(-1)
 
 
 class Sources:
@@ -187,23 +179,14 @@ class Sources:
     def __init__(self, x, attention, block_size):
         self.attention, self.block_size, self.count = attention, block_size, 0      # count: sublayers so far
         self.done, self.partial = [x], None
-        self.scores = [attention.score(x, slice(None))]                             # of all readers to come: the last is 2L
 
     def read(self):
         """h (B, T, C) of the next reader."""
         if self.count == 0:
             return self.done[0]
-        reader = self.count - 1
-        from_end = reader - len(self.attention.query)
-        sources, scores = list(self.done), [e[..., from_end] for e in self.scores]
-        if self.partial is not None:
-            sources.append(self.partial)
-            scores.append(self.attention.score(self.partial, slice(reader, reader + 1))[..., 0])
-        first, *others = self.attention(scores).unsqueeze(-1).unbind(-2)            # alpha: S times (B, T, 1)
-        h = first * sources[0]
-        for a, v in zip(others, sources[1:]):
-            h = torch.addcmul(h, a, v)
-        return h
+        sources = self.done if self.partial is None else [*self.done, self.partial]
+        alpha = self.attention(self.count, sources).type_as(sources[0])             # (B, T, S)
+        return sum(a[..., None] * v for a, v in zip(alpha.unbind(-1), sources))
 
     def add(self, v):
         """Takes the output v (B, T, C) of a sublayer."""
@@ -211,7 +194,6 @@ class Sources:
         self.count += 1
         if self.count % self.block_size == 0:
             self.done.append(self.partial)
-            self.scores.append(self.attention.score(self.partial, slice(self.count - 1, None)))
             self.partial = None
 
 

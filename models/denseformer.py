@@ -187,11 +187,7 @@ class DepthAverage(nn.Module):
         self.alpha = nn.Parameter(torch.empty(len(self.sources)))
 
     def forward(self, hiddens):
-        first, *others = self.alpha.unbind()
-        y = first * hiddens[self.sources[0]]
-        for a, j in zip(others, self.sources[1:]):
-            y = torch.addcmul(y, a, hiddens[j])
-        return y
+        return sum(a * hiddens[j] for a, j in zip(self.alpha, self.sources))
 
 
 class Model(nn.Module):

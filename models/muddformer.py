@@ -162,16 +162,15 @@ class Attention(nn.Module):
         n_gate = {"none": 0, "elementwise": c.n_head * c.d_head, "headwise": c.n_head}[c.gate]
         self.gate = nn.Linear(c.d_model, n_gate, bias=False) if n_gate else None
 
-    def forward(self, x, x_k, x_v, gains, rope, cache=None):
-        """x, x_k, x_v: normalised, without the gains. Those go into the matrices, which are smaller."""
-        B, T, _ = x.shape
-        q = F.linear(x, self.wq.weight * gains[0]).view(B, T, self.n_head, self.d_head)          # (B, T, H, D)
-        k = F.linear(x_k, self.wk.weight * gains[1]).view(B, T, self.n_kv_head, self.d_head)     # (B, T, K, D)
-        v = F.linear(x_v, self.wv.weight * gains[2]).view(B, T, self.n_kv_head, self.d_head)     # (B, T, K, D)
+    def forward(self, x_q, x_k, x_v, rope, cache=None):
+        B, T, _ = x_q.shape
+        q = self.wq(x_q).view(B, T, self.n_head, self.d_head)                       # (B, T, H, D)
+        k = self.wk(x_k).view(B, T, self.n_kv_head, self.d_head)                    # (B, T, K, D)
+        v = self.wv(x_v).view(B, T, self.n_kv_head, self.d_head)                    # (B, T, K, D)
         q, k = apply_rope(self.q_norm(q), *rope), apply_rope(self.k_norm(k), *rope)
         y = attend(q, k, v, self.layer, cache)                                      # (B, T, H, D)
         if self.gate is not None:
-            y = y * self.gate(x * gains[0]).sigmoid().view(B, T, self.n_head, -1)   # times (B, T, H, D or 1)
+            y = y * self.gate(x_q).sigmoid().view(B, T, self.n_head, -1)            # times (B, T, H, D or 1)
         return self.wo(y.reshape(B, T, -1))                                         # (B, T, C)
 
 
@@ -187,58 +186,27 @@ class MLP(nn.Module):
 
 
 class DepthWeights(nn.Module):
-    """A (B, T, C, S), or (C, S) if static: how much of each of S sources goes into each of C aggregates."""
+    """A (B, T, n, S), or (n, S) if static: how much of each of S sources goes into each of n streams."""
 
-    def __init__(self, c, n_aggregate, n_source, last):
+    def __init__(self, c, n, S, last):
         super().__init__()
-        self.shape, self.eps = (n_aggregate, n_source), c.norm_eps
-        self.a = nn.Parameter(torch.empty(n_aggregate, n_source))
+        self.shape, self.eps, self.w1 = (n, S), c.norm_eps, None
+        self.a = nn.Parameter(torch.empty(n, S))
         if c.dynamic:
-            n = n_aggregate * n_source
-            hidden = 64 * ((4 if last else 1) * n // 64 + 1) if c.released else n
+            hidden = 64 * ((4 if last else 1) * n * S // 64 + 1) if c.released else n * S
             self.w1 = nn.Linear(c.d_model, hidden, bias=False)
-            self.w2 = nn.Linear(hidden, n, bias=False)
+            self.w2 = nn.Linear(hidden, n * S, bias=False)
 
     def forward(self, x):
-        if not hasattr(self, "w1"):
-            return self.a
-        return self.w2(F.gelu(self.w1(F.rms_norm(x, x.shape[-1:], eps=self.eps)))).unflatten(-1, self.shape) + self.a
+        A = self.a
+        if self.w1 is not None:
+            A = A + self.w2(F.gelu(self.w1(F.rms_norm(x, x.shape[-1:], eps=self.eps)))).unflatten(-1, self.shape)
+        return A.type_as(x)
 
 
-class MixSources(torch.autograd.Function):
-    """All aggregates of one place at once, for eager mode: A (B, T, C, S) and S sources (B, T, d) -> (B, T, C, d).
-
-    Each source is read once for all aggregates; backward goes sequence by sequence, for the cache. Forward and backward
-    take a quarter of the time of the plain sums in mix_sources (2 cores, 2,048 tokens, d 384, S = 7: 28 -> 7 ms).
-    """
-
-    @staticmethod
-    def forward(ctx, A, *sources):
-        ctx.save_for_backward(A, *sources)
-        out = A.new_zeros(*A.shape[:3], sources[0].size(-1))
-        for a, x in zip(A.unbind(-1), sources):
-            out.addcmul_(a[..., None], x.unsqueeze(-2))                             # (B, T, C, 1) times (B, T, 1, d)
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        A, *sources = ctx.saved_tensors
-        grad_A, grads = torch.empty_like(A), [torch.empty_like(x) for x in sources]
-        stack = A.new_empty(A.size(1), len(sources), grad.size(-1))                 # (T, S, d)
-        with torch.autocast(grad.device.type, enabled=False):                       # the sums stay in fp32
-            for b, g in enumerate(grad):                                            # g: (T, C, d)
-                grad_A[b] = g @ torch.stack([x[b] for x in sources], dim=-2, out=stack).mT
-                torch.matmul(A[b].mT, g, out=stack)
-                for to, piece in zip(grads, stack.unbind(-2)):
-                    to[b] = piece
-        return grad_A, *grads
-
-
-def mix_sources(A, sources):
-    """sum_j A[..., c, j] X_j for each c: A (B, T, C, S) or (C, S), S sources (B, T, d) -> C tensors (B, T, d)."""
-    if torch.compiler.is_compiling():                   # one fused loop over the sources, without copies of them
-        return [sum(a[..., None] * x for a, x in zip(row.unbind(-1), sources)) for row in A.unbind(-2)]
-    return MixSources.apply(A.type_as(sources[0]).expand(*sources[0].shape[:2], -1, -1), *sources).unbind(-2)
+def mix(A, sources):
+    """X^c = sum_j A[.., c, j] X_j: A (B, T, n, S) or (n, S), S sources X_j (B, T, C) -> n streams X^c (B, T, C)."""
+    return [sum(a[..., None] * x for a, x in zip(row.unbind(-1), sources)) for row in A.unbind(-2)]
 
 
 class Aggregate(nn.Module):
@@ -251,16 +219,16 @@ class Aggregate(nn.Module):
         if c.window and 0 not in self.sources:
             self.sources.insert(0, 0)
         self.weights = DepthWeights(c, len(streams), len(self.sources), last=i == c.n_layer)
-        if c.pre_post_norm:
-            self.post_norms = nn.ModuleDict({f"{s}_post_norm": RMSNorm(c.d_model, c.norm_eps) for s in streams})
+        norms = {f"{s}_post_norm": RMSNorm(c.d_model, c.norm_eps) for s in streams}
+        self.post_norms = nn.ModuleDict(norms) if c.pre_post_norm else None
 
-    def forward(self, hiddens, normed):
-        x = hiddens[-1]
+    def forward(self, x, normed):
+        """x: X_i. normed: X_0 .. X_i as the sums read them."""
         out = dict.fromkeys("qkvr", x)
-        for s, mixed in zip(self.streams, mix_sources(self.weights(x), [normed[j] for j in self.sources])):
-            if hasattr(self, "post_norms"):
+        for s, mixed in zip(self.streams, mix(self.weights(x), [normed[j] for j in self.sources])):
+            if self.post_norms is not None:
                 mixed = x + self.post_norms[f"{s}_post_norm"](mixed)
-            out = dict.fromkeys("qkvr", mixed) if s == "x" else {**out, s: mixed}
+            out |= dict.fromkeys("qkvr" if s == "x" else s, mixed)
         return tuple(out.values())
 
 
@@ -277,9 +245,8 @@ class Block(nn.Module):
         self.mlp = MLP(c.d_model, d_ff)
 
     def forward(self, x_q, x_k, x_v, x, rope, cache=None):
-        norms = (self.q_in_norm, self.k_in_norm or self.q_in_norm, self.v_in_norm or self.q_in_norm)
-        q, k, v = (F.rms_norm(h, h.shape[-1:], eps=norm.eps) for h, norm in zip((x_q, x_k, x_v), norms))
-        x = x + self.attn(q, k, v, [norm.weight for norm in norms], rope, cache)
+        q, k, v = self.q_in_norm(x_q), (self.k_in_norm or self.q_in_norm)(x_k), (self.v_in_norm or self.q_in_norm)(x_v)
+        x = x + self.attn(q, k, v, rope, cache)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -339,12 +306,11 @@ class Model(nn.Module):
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
-        hiddens, normed, streams = [x], [self.pre_norm(0, x)], (x, x, x, x)
+        streams, normed = (x, x, x, x), [self.pre_norm(0, x)]
         for i, block in enumerate(self.blocks, start=1):
             x = block(*streams, rope, cache)
-            hiddens.append(x)
             normed.append(self.pre_norm(i, x))
-            streams = self.aggregate[str(i)](hiddens, normed) if str(i) in self.aggregate else (x, x, x, x)
+            streams = self.aggregate[str(i)](x, normed) if str(i) in self.aggregate else (x, x, x, x)
         return self.output(streams[-1], targets, cache)
 
     def pre_norm(self, j, x):
