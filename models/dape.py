@@ -141,7 +141,7 @@ class Cache:
 
 
 class KerpleBias(nn.Module):
-    """P (H, T, S) = -p log(1 + a distance) of distances (T, S); one p and one a per head."""
+    """bias (H, T, keys) = -p log(1 + a distance) of distances (T, keys); one p and one a per head."""
 
     def __init__(self, n_head):
         super().__init__()
@@ -154,7 +154,7 @@ class KerpleBias(nn.Module):
 
 
 class AlibiBias(nn.Module):
-    """P (H, T, S) = -m distance of distances (T, S); m = 2^(-8 h / H) for head h = 1 .. H, a power of two."""
+    """bias (H, T, keys) = -m distance of distances (T, keys); m = 2^(-8 h / H) for head h = 1 .. H, a power of two."""
 
     def __init__(self, n_head):
         super().__init__()
@@ -167,25 +167,27 @@ class AlibiBias(nn.Module):
 
 
 class KeyConvolution(nn.Module):
-    """D (B, H, T, S) from scores (B, H, T, S) and P (H, T, S) or None, which are zero where a key is not seen."""
+    """delta (B, H, T, keys) from scores (B, H, T, keys) and bias (H, T, keys) or None, which are 0 where a key is not seen."""
 
     def __init__(self, c):
         super().__init__()
-        channels, pad = c.n_head * (2 if c.position in ("kerple", "alibi") else 1), (0, c.kernel // 2)
-        self.conv_in = nn.Conv2d(channels, c.width, (1, c.kernel), padding=pad)
-        self.conv_out = nn.Conv2d(c.width, c.n_head, (1, c.kernel), padding=pad, bias=False)
+        channels = c.n_head * (2 if c.position in ("kerple", "alibi") else 1)
+        self.conv_in = nn.Conv2d(channels, c.width, (1, c.kernel))
+        self.conv_out = nn.Conv2d(c.width, c.n_head, (1, c.kernel), bias=False)
 
     def forward(self, scores, bias):
-        (_, H, _, S), pad, w = scores.shape, self.conv_in.padding, self.conv_in.weight
-        # pad = (0, kernel // 2): columns at the right for F.pad, rows and columns on both sides for the convolutions
-        u = F.conv2d(F.pad(scores, pad), w[:, :H], self.conv_in.bias, padding=pad)  # (B, width, T, S + kernel // 2)
-        if bias is not None:                                                        # the same for all sequences: once
-            u += F.conv2d(F.pad(bias, pad), w[:, H:], padding=pad)
-        return self.conv_out(F.leaky_relu(u, inplace=True))[..., :S]
+        w, H, r = self.conv_in.weight, scores.size(1), self.conv_in.kernel_size[1] // 2
+        if bias is None:
+            hidden = F.conv2d(scores, w, self.conv_in.bias, padding=(0, 2 * r))     # (B, width, T, r + keys + r)
+        else:                                                                       # conv of bias: once for all sequences
+            hidden = F.conv2d(scores, w[:, :H], padding=(0, 2 * r))
+            hidden = hidden + F.conv2d(bias, w[:, H:], self.conv_in.bias, padding=(0, 2 * r))
+        before = torch.arange(hidden.size(-1), device=hidden.device) < r            # columns before the first key: zeros
+        return self.conv_out(F.leaky_relu(hidden.masked_fill(before, 0.0), inplace=True))
 
 
 class HeadConvolution(nn.Module):
-    """D (B, H, T, S) from scores (B, H, T, S) and P (H, T, S) or None."""
+    """delta (B, H, T, keys) from scores (B, H, T, keys) and bias (H, T, keys) or None."""
 
     def __init__(self, c):
         super().__init__()
@@ -193,41 +195,59 @@ class HeadConvolution(nn.Module):
 
     def forward(self, scores, bias):
         x = scores if bias is None else scores + bias
-        return self.conv(x.flatten(2).unsqueeze(1)).view_as(x)                      # an image of H x T S
+        return self.conv(x.flatten(2).unsqueeze(1)).view_as(x)                      # an image of H x (T keys)
 
 
 class ScoreBias(nn.Module):
-    """P + D, -inf for keys not seen, from q (B, H, T, D), k (B, K, S, D), seen (T, S); seen itself if there is neither."""
+    """bias + delta, and -inf for keys not seen, from q (B, H, T, D), k (B, H, keys, D) and seen (T, keys)."""
 
     def __init__(self, c):
         super().__init__()
-        if c.position in ("kerple", "alibi"):
-            self.position = (KerpleBias if c.position == "kerple" else AlibiBias)(c.n_head)
-        if c.kernel:
-            self.delta = (KeyConvolution if c.conv == "keys" else HeadConvolution)(c)
+        self.position = KerpleBias(c.n_head) if c.position == "kerple" else AlibiBias(c.n_head) if c.position == "alibi" else None
+        self.delta = None if c.kernel == 0 else KeyConvolution(c) if c.conv == "keys" else HeadConvolution(c)
 
     def forward(self, q, k, seen):
-        bias, now = None, seen.sum(-1, keepdim=True) - 1                            # (T, 1): the queries' positions
-        if hasattr(self, "position"):                                               # (H, T, S), 0 where a key is not seen
-            bias = self.position((now - torch.arange(seen.size(1), device=seen.device)).clamp(min=0))
-        if hasattr(self, "delta"):
-            q = q.unflatten(1, (k.size(1), -1)) * q.size(-1) ** -0.5                # (B, K, H / K, T, D)
-            scores = (q @ k.unsqueeze(2).mT).flatten(1, 2).masked_fill(~seen, 0.0)  # (B, H, T, S)
-            out = self.delta(scores, bias)
-            bias = out if bias is None else bias + out
-        return seen if bias is None else bias.masked_fill(~seen, -math.inf)
+        bias, out = None, torch.zeros_like(seen, dtype=q.dtype).masked_fill(~seen, -math.inf)
+        if self.position is not None:
+            now = seen.sum(-1, keepdim=True) - 1                                    # (T, 1): the queries' positions
+            distance = (now - torch.arange(seen.size(1), device=seen.device)).clamp(min=0)
+            bias = self.position(distance).type_as(q)                               # (H, T, keys), 0 where not seen
+            out = out + bias
+        if self.delta is not None:
+            scores = (q * q.size(-1) ** -0.5 @ k.mT).masked_fill(~seen, 0.0)        # (B, H, T, keys)
+            out = out + self.delta(scores, bias)
+        return out
+
+
+def attend_at_once(q, k, v, seen, score_bias):
+    """Attention of q (B, H, T, D) over k, v (B, H, keys, D) where seen (T, keys) -> (B, H, T, D)."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=score_bias(q, k, seen))
+
+
+def attend_in_blocks(q, k, v, seen, score_bias):
+    """attend_at_once() of T tokens to themselves, in blocks of queries: each needs the keys up to its last token alone."""
+    blocks = [(slice(a, b), slice(b)) for a, b in query_blocks(q.size(2))]
+    y = [attend_at_once(q[:, :, own], k[:, :, past], v[:, :, past], seen[own, past], score_bias) for own, past in blocks]
+    return torch.cat(y, dim=2)
+
+
+def query_blocks(T):
+    """(first, end) of blocks of at least 128 queries, at most 8 of them."""
+    n = max(128, math.ceil(T / 8))
+    return [(a, min(a + n, T)) for a in range(0, T, n)]
 
 
 def attend(q, k, v, layer, cache, score_bias):
     """Causal attention of q (B, T, H, D) over k, v (B, T, K, D), and over what the cache holds -> (B, T, H, D)."""
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T, D)
-    gqa = q.size(1) != k.size(1)
+    q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))                   # (B, H or K, T, D)
     if cache is None:
         seen = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).tril()
     else:
         k, v, seen = cache.append(layer, k, v)
-    y = F.scaled_dot_product_attention(q, k, v, attn_mask=score_bias(q, k, seen), enable_gqa=gqa)
-    return y.transpose(1, 2)
+    share = q.size(1) // k.size(1)                                                  # fast kernels with a mask want H keys
+    k, v = (x[:, :, None].expand(-1, -1, share, -1, -1).flatten(1, 2) for x in (k, v))
+    at_once = cache is not None or not torch.is_grad_enabled()
+    return (attend_at_once if at_once else attend_in_blocks)(q, k, v, seen, score_bias).transpose(1, 2)
 
 
 class Attention(nn.Module):
