@@ -2,34 +2,40 @@
 
 A product of one query and one key says little at distances that training has not seen. Here each score is corrected,
 before the softmax, by what all heads give to the same query's neighbouring keys (CDAPE: convolutional data-adaptive
-position encoding). Per layer, S (H, T, T) the scaled products, P (H, T, T) a bias per head and distance i - j:
-    attention = softmax( S + P + D + causal ) v
-    U = leaky_relu( conv(Z) + bias ),   Z = tril([S, P])     C = 2 H channels (without P: H) -> width
-    D = conv(U)                                              width -> H channels
-Both convolutions mix all channels and span `kernel` keys; queries do not mix. kernel=1 is DAPE (2405.14722). The future
-is zero in Z; without that it leaks, and the paper's perplexity falls to about 1.
-    P = -p log(1 + a (i - j)), p and a learned      position="kerple" (2205.09921), with which the paper is at its best
-    P = -m (i - j), m fixed                         position="alibi" (2108.12409)
-    no P; rotated or plain q and k                  position="rope", "none"
-kernel=0 leaves D out: the paper's baselines with P alone. conv="heads" is the form of the explanatory text:
-    D = conv(S + P), one filter of `kernel` weights that slides along the heads, the same for every pair (i, j)
+position encoding). Per layer, with scores (H, T, T) = q k^T / sqrt(d_head) and a bias (H, T, T) per head and distance:
+    attention = softmax( scores + bias + delta + causal ) v
+    hidden = leaky_relu( conv_in( [scores, bias] ) )    2 H channels (without bias: H) -> width
+    delta = conv_out( hidden )                          width -> H channels
+Both convolutions mix all channels and span `kernel` keys; queries do not mix. kernel=1 is DAPE (2405.14722). For keys in
+the future scores and bias are zero there; without that they leak, and the paper's perplexity falls to about 1.
+    bias = -p log(1 + a (i - j)), p and a learned       position="kerple" (2205.09921), with which the paper is at its best
+    bias = -m (i - j), m fixed                          position="alibi" (2108.12409)
+    no bias; rotated or plain q and k                   position="rope", "none"
+kernel=0 leaves delta out: the paper's baselines with bias alone. conv="heads" is the form of J. Sun, "The Architecture
+Stack" (web.stanford.edu/~jksun/blog/llm-architecture.html):
+    delta = conv(scores + bias)                         one filter of `kernel` weights along the heads, for every pair (i, j)
 
 To read longer texts than in training takes a large max_len and nothing else: nothing is trained or stored per position.
     train.py --model dape --seq_len 512 --max_len 4096, then eval.py RUN --seq_len 4096 --batch_tokens 4096
-Costs kernel width (C + H) + width parameters per layer (conv="heads": kernel), 2 H more with kerple, and 2 T kernel width
-(C + H) FLOPs per token and layer, 2.25 times the attention's 4 T d_model at the default shape, with no causal savings;
-2 T d_model more because S is computed twice, here and in the attention kernel. S, U and P + D are kept for backward:
-(2 H + width) T^2 numbers per layer and sequence; the authors compute them again.
+Costs per layer: kernel width (channels + H) + width parameters (conv="heads": kernel), 2 H more with kerple, for 2 H or H
+channels; and 2 kernel width (channels + H) FLOPs (conv="heads": 2 kernel H) per token and key that it meets. Training takes
+the queries in blocks that meet the keys up to their last token alone (attend_in_blocks): 0.56 T keys on average from 1,024
+tokens on, all T up to 128. The scores are computed twice, here and in the attention kernel: 2 d_model more per token and
+key. Backward keeps scores, hidden, and bias + delta: 2 H + width numbers per token and key (conv="heads": 2 H).
 Changed from gpt.py: Config, Config.__post_init__, attend, Attention.__init__, Attention.forward, Model.init_weights
 Equal to gpt.py when: position="rope", and kernel=0 or conv_out (conv="heads": conv) is zero.
-Optimizer: AdamW, without decay; the authors' code decays the convolutions, p and a with all other weights.
-Paper and code: U is not zero right of the diagonal, and D on the diagonal reads it. In the last rows of a text the
-    authors' code lacks these columns and reads zeros, so that the same token has other logits at the end of a text than
-    inside one. Here kernel // 2 zero columns follow the keys, and every row is what it is inside a text. Left of the
-    first key U is zero in both. A bias of D, which their code has, is the same for all keys and drops out of the
-    softmax: none here. Their class for RoPE expects 2 H channels and gets H: here H. They clamp p and a themselves at
-    0.01, here their values are clamped. The paper also mentions causal padding: here that of the code. Slopes m for
-    a number of heads that is no power of two are those of ALiBi's code. FIRE, another P, is left out.
+Optimizer: convolutions, p and a go to AdamW at mix_lr, without decay; the authors' code decays them like all other weights.
+Paper and code:
+  - hidden is not zero right of the diagonal, and delta on the diagonal reads it. In the last rows of a text the authors'
+    code lacks these columns and reads zeros, so the same token has other logits at the end of a text than inside one.
+    Here kernel // 2 columns follow the last key, and every row is what it is inside a text.
+  - Left of the first key hidden is zero in both.
+  - Their conv_out has a bias. It is the same for all keys and drops out of the softmax: none here.
+  - Their class for RoPE expects 2 H channels and gets H: here H.
+  - They clamp the parameters p and a at 0.01. Here the values are clamped, so that the parameters can come back.
+  - The paper also mentions causal padding: here that of the code.
+  - Slopes m for a number of heads that is no power of two are those of ALiBi's code.
+  - FIRE, another bias, is left out.
 """
 import math
 from dataclasses import dataclass
@@ -57,7 +63,7 @@ class Config:
     zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
     position: str = "kerple"        # kerple | alibi | rope | none
     conv: str = "keys"              # what it slides along: keys, mixing all heads | heads, one filter for all
-    kernel: int = 3                 # columns, or heads, that a convolution spans; odd, or 0: no D
+    kernel: int = 3                 # keys, or heads, that a convolution spans; odd, or 0: no delta
     width: int | None = None        # channels between the two convolutions along the keys; None: 32
 
     def __post_init__(self):
@@ -225,14 +231,13 @@ def attend_at_once(q, k, v, seen, score_bias):
 
 
 def attend_in_blocks(q, k, v, seen, score_bias):
-    """attend_at_once() of T tokens to themselves, in blocks of queries: each needs the keys up to its last token alone."""
-    blocks = [(slice(a, b), slice(b)) for a, b in query_blocks(q.size(2))]
-    y = [attend_at_once(q[:, :, own], k[:, :, past], v[:, :, past], seen[own, past], score_bias) for own, past in blocks]
+    """attend_at_once() of T tokens to each other, in blocks of queries that meet the keys up to their last token alone."""
+    y = [attend_at_once(q[:, :, a:b], k[:, :, :b], v[:, :, :b], seen[a:b, :b], score_bias) for a, b in query_blocks(q.size(2))]
     return torch.cat(y, dim=2)
 
 
 def query_blocks(T):
-    """(first, end) of blocks of at least 128 queries, at most 8 of them."""
+    """(first, end) of at most 8 blocks of at least 128 of T queries."""
     n = max(128, math.ceil(T / 8))
     return [(a, min(a + n, T)) for a in range(0, T, n)]
 
@@ -244,10 +249,13 @@ def attend(q, k, v, layer, cache, score_bias):
         seen = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).tril()
     else:
         k, v, seen = cache.append(layer, k, v)
-    share = q.size(1) // k.size(1)                                                  # fast kernels with a mask want H keys
-    k, v = (x[:, :, None].expand(-1, -1, share, -1, -1).flatten(1, 2) for x in (k, v))
-    at_once = cache is not None or not torch.is_grad_enabled()
-    return (attend_at_once if at_once else attend_in_blocks)(q, k, v, seen, score_bias).transpose(1, 2)
+    if q.size(1) != k.size(1):                                                      # fast kernels with a mask want H keys
+        k, v = (x.repeat_interleave(q.size(1) // k.size(1), dim=1) for x in (k, v))
+    if cache is None and torch.is_grad_enabled():
+        y = attend_in_blocks(q, k, v, seen, score_bias)
+    else:
+        y = attend_at_once(q, k, v, seen, score_bias)
+    return y.transpose(1, 2)
 
 
 class Attention(nn.Module):
@@ -399,13 +407,29 @@ class Model(nn.Module):
         return out
 
 
+def costs(c, T):
+    """(parameters, forward FLOPs per token, numbers read per token) beyond gpt.py's, in a context of T tokens."""
+    keys = sum((b - a) * b for a, b in query_blocks(T)) / T                         # that a token meets, on average
+    biased, learned = c.position in ("kerple", "alibi"), 2 * c.n_head * (c.position == "kerple")
+    if c.kernel == 0:
+        params, flops, read = 0, 0, keys * c.n_head * biased
+    elif c.conv == "heads":
+        params, flops, read = c.kernel, 2 * keys * c.n_head * c.kernel, keys * 2 * c.n_head
+    else:
+        taps = c.kernel * c.width * (c.n_head * (1 + biased) + c.n_head)
+        params, flops, read = taps + c.width, 2 * keys * taps, keys * (2 * c.n_head + c.width)
+    return c.n_layer * (params + learned), c.n_layer * flops, c.n_layer * read
+
+
 @torch.no_grad()
 def neutral(model):
     """Sets the parameters for which the model is gpt.py's. ValueError for settings without such values."""
     if model.config.position != "rope":
         raise ValueError("dape has gpt.py's positions with position=rope alone")
     for block in model.blocks:
-        block.attn.score_bias.delta.conv_out.weight.zero_()
+        delta = block.attn.score_bias.delta
+        if delta is not None:
+            (delta.conv_out if model.config.conv == "keys" else delta.conv).weight.zero_()
 
 
 if __name__ == "__main__":                      # its size, and one training step on random tokens
