@@ -6,29 +6,30 @@ position encoding). Per layer, with scores (H, T, T) = q k^T / sqrt(d_head) and 
     attention = softmax( scores + bias + delta + causal ) v
     hidden = leaky_relu( conv_in( [scores, bias] ) )    2 H channels (without bias: H) -> width
     delta = conv_out( hidden )                          width -> H channels
-Both convolutions mix all channels and span `kernel` keys; queries do not mix. kernel=1 is DAPE (2405.14722). For keys in
-the future scores and bias are zero there; without that they leak, and the paper's perplexity falls to about 1.
-    bias = -p log(1 + a (i - j)), p and a learned       position="kerple" (2205.09921), with which the paper is at its best
+Both convolutions mix all channels and span `kernel` keys; queries do not mix. kernel=1 is DAPE (2405.14722). For keys
+in the future scores and bias are zero there; else they leak, and the paper's perplexity falls to about 1.
+    bias = -p log(1 + a (i - j)), p and a learned       position="kerple" (2205.09921), the paper's best
     bias = -m (i - j), m fixed                          position="alibi" (2108.12409)
     no bias; rotated or plain q and k                   position="rope", "none"
 kernel=0 leaves delta out: the paper's baselines with bias alone. conv="heads" is the form of J. Sun, "The Architecture
-Stack" (web.stanford.edu/~jksun/blog/llm-architecture.html):
-    delta = conv(scores + bias)                         one filter of `kernel` weights along the heads, for every pair (i, j)
+Stack" (web.stanford.edu/~jksun/blog/llm-architecture.html), one filter of `kernel` weights for every pair (i, j):
+    delta = conv(scores + bias)                         along the heads
 
 To read longer texts than in training takes a large max_len and nothing else: nothing is trained or stored per position.
     train.py --model dape --seq_len 512 --max_len 4096, then eval.py RUN --seq_len 4096 --batch_tokens 4096
-Costs per layer: kernel width (channels + H) + width parameters (conv="heads": kernel), 2 H more with kerple, for 2 H or H
-channels; and 2 kernel width (channels + H) FLOPs (conv="heads": 2 kernel H) per token and key that it meets. Training takes
-the queries in blocks that meet the keys up to their last token alone (attend_in_blocks): 0.56 T keys on average from 1,024
-tokens on, all T up to 128. The scores are computed twice, here and in the attention kernel: 2 d_model more per token and
-key. Backward keeps scores, hidden, and bias + delta: 2 H + width numbers per token and key (conv="heads": 2 H).
+Costs per layer: kernel width (channels + H) + width parameters (conv="heads": kernel), where channels are 2 H or H, and
+2 H more with kerple; 2 kernel width (channels + H) FLOPs (conv="heads": 2 kernel H) per token and key that it meets.
+In training a token meets the keys up to the end of its block (attend_in_blocks): all T up to 128, on average 0.56 T
+from 1,024 on. Not in costs(): the scores are computed twice, here and in the attention kernel, 2 d_model more per token
+and key. Backward keeps scores, hidden, and bias + delta: 2 H + width numbers per token and key (conv="heads": 2 H).
+
 Changed from gpt.py: Config, Config.__post_init__, attend, Attention.__init__, Attention.forward, Model.init_weights
 Equal to gpt.py when: position="rope", and kernel=0 or conv_out (conv="heads": conv) is zero.
-Optimizer: convolutions, p and a go to AdamW at mix_lr, without decay; the authors' code decays them like all other weights.
+Optimizer: convolutions, p and a go to AdamW at mix_lr, without decay; the authors' code decays them like other weights.
 Paper and code:
-  - hidden is not zero right of the diagonal, and delta on the diagonal reads it. In the last rows of a text the authors'
-    code lacks these columns and reads zeros, so the same token has other logits at the end of a text than inside one.
-    Here kernel // 2 columns follow the last key, and every row is what it is inside a text.
+  - hidden is not zero right of the diagonal, and delta on the diagonal reads it. In the last rows of a text the
+    authors' code lacks these columns and reads zeros, so the same token has other logits at the end of a text than
+    inside one. Here kernel // 2 columns follow the last key, and every row is what it is inside a text.
   - Left of the first key hidden is zero in both.
   - Their conv_out has a bias. It is the same for all keys and drops out of the softmax: none here.
   - Their class for RoPE expects 2 H channels and gets H: here H.
@@ -164,7 +165,7 @@ class AlibiBias(nn.Module):
 
     def __init__(self, n_head):
         super().__init__()
-        n = 2 ** (n_head.bit_length() - 1)                                          # later heads have slopes from between
+        n = 2 ** (n_head.bit_length() - 1)                                          # later heads lie between these
         slopes = [2 ** (-8 * (h + 1) / n) for h in range(n)] + [2 ** (-8 * (h + 0.5) / n) for h in range(n_head - n)]
         self.register_buffer("slope", torch.tensor(slopes)[:, None, None], persistent=False)
 
@@ -173,7 +174,7 @@ class AlibiBias(nn.Module):
 
 
 class KeyConvolution(nn.Module):
-    """delta (B, H, T, keys) from scores (B, H, T, keys) and bias (H, T, keys) or None, which are 0 where a key is not seen."""
+    """delta (B, H, T, keys) from scores (B, H, T, keys) and bias (H, T, keys) or None, 0 where a key is not seen."""
 
     def __init__(self, c):
         super().__init__()
@@ -185,10 +186,10 @@ class KeyConvolution(nn.Module):
         w, H, r = self.conv_in.weight, scores.size(1), self.conv_in.kernel_size[1] // 2
         if bias is None:
             hidden = F.conv2d(scores, w, self.conv_in.bias, padding=(0, 2 * r))     # (B, width, T, r + keys + r)
-        else:                                                                       # conv of bias: once for all sequences
+        else:                                                                       # bias: once for all sequences
             hidden = F.conv2d(scores, w[:, :H], padding=(0, 2 * r))
             hidden = hidden + F.conv2d(bias, w[:, H:], self.conv_in.bias, padding=(0, 2 * r))
-        before = torch.arange(hidden.size(-1), device=hidden.device) < r            # columns before the first key: zeros
+        before = torch.arange(hidden.size(-1), device=hidden.device) < r            # columns before the first key
         return self.conv_out(F.leaky_relu(hidden.masked_fill(before, 0.0), inplace=True))
 
 
@@ -209,8 +210,11 @@ class ScoreBias(nn.Module):
 
     def __init__(self, c):
         super().__init__()
-        self.position = KerpleBias(c.n_head) if c.position == "kerple" else AlibiBias(c.n_head) if c.position == "alibi" else None
-        self.delta = None if c.kernel == 0 else KeyConvolution(c) if c.conv == "keys" else HeadConvolution(c)
+        self.position = self.delta = None
+        if c.position in ("kerple", "alibi"):
+            self.position = (KerpleBias if c.position == "kerple" else AlibiBias)(c.n_head)
+        if c.kernel:
+            self.delta = (KeyConvolution if c.conv == "keys" else HeadConvolution)(c)
 
     def forward(self, q, k, seen):
         bias, out = None, torch.zeros_like(seen, dtype=q.dtype).masked_fill(~seen, -math.inf)
@@ -225,21 +229,21 @@ class ScoreBias(nn.Module):
         return out
 
 
+def query_blocks(T):
+    """(first, end) of at most 8 blocks of at least 128 of T queries."""
+    n = max(128, math.ceil(T / 8))
+    return [(a, min(a + n, T)) for a in range(0, T, n)]
+
+
 def attend_at_once(q, k, v, seen, score_bias):
     """Attention of q (B, H, T, D) over k, v (B, H, keys, D) where seen (T, keys) -> (B, H, T, D)."""
     return F.scaled_dot_product_attention(q, k, v, attn_mask=score_bias(q, k, seen))
 
 
 def attend_in_blocks(q, k, v, seen, score_bias):
-    """attend_at_once() of T tokens to each other, in blocks of queries that meet the keys up to their last token alone."""
-    y = [attend_at_once(q[:, :, a:b], k[:, :, :b], v[:, :, :b], seen[a:b, :b], score_bias) for a, b in query_blocks(q.size(2))]
-    return torch.cat(y, dim=2)
-
-
-def query_blocks(T):
-    """(first, end) of at most 8 blocks of at least 128 of T queries."""
-    n = max(128, math.ceil(T / 8))
-    return [(a, min(a + n, T)) for a in range(0, T, n)]
+    """attend_at_once() of T tokens to each other, in blocks of queries, which meet the keys up to their last token."""
+    return torch.cat([attend_at_once(q[:, :, a:b], k[:, :, :b], v[:, :, :b], seen[a:b, :b], score_bias)
+                      for a, b in query_blocks(q.size(2))], dim=2)
 
 
 def attend(q, k, v, layer, cache, score_bias):
@@ -249,13 +253,10 @@ def attend(q, k, v, layer, cache, score_bias):
         seen = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).tril()
     else:
         k, v, seen = cache.append(layer, k, v)
-    if q.size(1) != k.size(1):                                                      # fast kernels with a mask want H keys
+    if q.size(1) != k.size(1):                                                      # kernels with masks want H keys
         k, v = (x.repeat_interleave(q.size(1) // k.size(1), dim=1) for x in (k, v))
-    if cache is None and torch.is_grad_enabled():
-        y = attend_in_blocks(q, k, v, seen, score_bias)
-    else:
-        y = attend_at_once(q, k, v, seen, score_bias)
-    return y.transpose(1, 2)
+    mix = attend_in_blocks if cache is None and torch.is_grad_enabled() else attend_at_once
+    return mix(q, k, v, seen, score_bias).transpose(1, 2)
 
 
 class Attention(nn.Module):

@@ -1,35 +1,44 @@
 """SambaY: the first half of the layers makes one memory, the second half only reads it.   arXiv:2507.06607
 
-A decoder-hybrid-decoder. The self-decoder alternates Mamba and sliding-window attention, and ends with one more Mamba layer
-and the only full attention. The cross-decoder keeps nothing per token: its cross-attention reads the keys and values of
-that one full attention, and its gated memory units (GMU, in place of every other cross-attention of YOCO) read what that
-last Mamba layer read out of its state for the same token. There are no positions (NoPE).
-Block i = 0 .. L - 1 is x <- x + mixer_i(a), a = norm(x), then the MLP as in gpt.py; with h = 2 (L // 4) the mixers are
-    i < h         mamba and window in turn      window: attention over the last `window` tokens, the own one included
-    h, h + 1      mamba, full                   M <- y of this Mamba layer;  k, v <- those of this attention
-    i > h + 1     gmu and cross in turn         cross: wo( softmax(norm(wq(a)) k^T / sqrt(d_head) + causal) v )
-GMU      mixer = wo( silu(w_gate(a)) * M )                                               per token: earlier M are not needed
-Mamba    mixer = wo( silu(w_z(a)) * y ),  y = s read + D * u,  s <- exp(dt A) * s + (dt * u) write^T,  A = -exp(A_log)
-         u = silu(conv(w_x(a))),  dt = softplus(w_dt(w_rank(u)) + dt_bias),  write = w_write(u),  read = w_read(u)
-with E = 2 d_model channels in u, dt, y, M and z, N = d_state numbers in write and read, and a state s (E, N) per sequence.
-The scan over s takes the steps of all chunks of `scan_chunk` tokens at once; backward repeats it, so no states are kept.
-torch.compile unrolls its 2 scan_chunk + T / scan_chunk steps: minutes to compile, then on a CPU several times eager's speed.
-Costs per layer about 6 d^2 (Mamba), 4 d^2 (GMU, attention), 2 d^2 (cross-attention). Decoding holds keys and values of all
-tokens once, and in the other layers of the self-decoder a window or a state; prompts take linear time (Model.prefill).
+A decoder-hybrid-decoder. The self-decoder alternates Mamba and sliding-window attention, and ends with one more Mamba
+layer and the only full attention. The cross-decoder keeps nothing per token: its cross-attention reads the keys and
+values of that one full attention, and its gated memory units (GMU, in place of every other cross-attention of YOCO)
+read what that last Mamba layer read out of its state for the same token. There are no positions (NoPE).
+Block i = 0 .. n_layer - 1 is x <- x + mixer_i(a), a = norm(x), then the MLP as in gpt.py. With half = 2 (n_layer // 4):
+    i < half           mamba and window in turn     window: attention over the last `window` tokens, the own included
+    half, half + 1     mamba, full                  memory <- y of this Mamba layer;  k, v <- those of this attention
+    i > half + 1       gmu and cross in turn        cross: wo( softmax(norm(wq(a)) k^T / sqrt(d_head) + causal) v )
+GMU      mixer = wo( silu(w_gate(a)) * memory )     per token: earlier memories are not needed
+Mamba    mixer = wo( silu(w_z(a)) * y ),   y = s read + skip * u,   s <- exp(dt A) * s + (dt * u) write^T
+         u = silu(conv(w_x(a))),   dt = softplus(w_dt(w_rank(u)) + dt_bias),   write = w_write(u),   read = w_read(u)
+with E = 2 d_model channels in u, dt, y, memory and skip (the parameter D), N = d_state numbers in write and read, and
+a state s (E, N) per sequence, A = -exp(A_log). Parameters of the mixer in block i are blocks.i.attn, as in gpt.py.
 
-Changed from gpt.py: Config, Config.__post_init__, apply_rope, Cache, Cache.__init__, Attention.__init__,
-    Attention.forward, Block.__init__, Block.forward, Model.__init__, Model.init_weights, Model.forward, Model.rope,
-    Model.generate
+The scan over s takes the steps of all chunks of `scan_chunk` tokens at once. Backward repeats it and holds the states
+of one layer at a time, T E N numbers in fp32 per sequence; kept from forward to backward are its inputs alone.
+torch.compile unrolls its 2 scan_chunk + T / scan_chunk steps: minutes to compile.
+Costs per layer: about 6 d_model^2 parameters (Mamba), 4 d_model^2 (GMU, attention), 2 d_model^2 (cross-attention).
+Decoding holds keys and values of all tokens once, and in the other layers of the self-decoder a window or a state;
+prompts take linear time (Model.prefill).
+
+Changed from gpt.py: Config, Config.__post_init__, apply_rope, Cache, Cache.__init__, Cache.append, attend, Attention,
+    Attention.__init__, Attention.forward, Block.__init__, Block.forward, Model.__init__, Model.init_weights,
+    Model.forward, Model.rope, Model.generate
 Equal to gpt.py when: never. It has no positions, and a Mamba layer is no attention.
-Optimizer: A_log, D, dt_bias and the convolution go to AdamW without decay, the matrices of all mixers to Muon.
-Paper and code: the code asks for L a multiple of 4, which h = L / 2 is made for. It draws w_dt from N(0, 0.02) unless it
-    trains with muP; here U(+-1/sqrt(rank)) as in Mamba. With QK norm (off in its models: qk_norm=False) it leaves the
-    queries of cross-attention as they are; here they are normalised. Its MLPs are 4 d_model wide.
-Paper and text: an explanatory text reads the sigma of the paper's GMU, which is SiLU, as a sigmoid, has it gate by the
-    memory instead of the layer's input, and adds the gated memory to the hidden state of a later SSM. The later layers have
-    no SSM, so gmu="sigmoid" adds it to a projection: mixer = wo( w_in(a) + sigmoid(w_gate(M)) * M ), with E^2 more
-    parameters. It takes M for the SSM's hidden state, which has N times as many numbers; paper and code take y.
-Baseline of the paper: gmu="none" is Samba+YOCO, with cross-attention in place of the GMUs.
+Optimizer: the matrices of all mixers go to Muon; A_log, D, dt_bias and the convolution to AdamW at mix_lr, without
+    decay.
+Paper and code:
+  - The code asks for n_layer a multiple of 4, which half = n_layer / 2 is made for.
+  - It draws w_dt from N(0, 0.02) unless it trains with muP; here U(+-1/sqrt(rank)) as in Mamba (arXiv:2312.00752).
+  - With QK norm (off in its models: qk_norm=False) it leaves the queries of cross-attention as they are; here they are
+    normalised.
+  - Its MLPs are 4 d_model wide.
+  - The paper's baseline Samba+YOCO, with cross-attention in place of the GMUs, is gmu="none".
+  - J. Sun, "The Architecture Stack" (web.stanford.edu/~jksun/blog/llm-architecture.html), reads the sigma of the GMU,
+    which is SiLU, as a sigmoid, has it gate by the memory instead of the layer's input, and adds the gated memory to
+    the hidden state of a later SSM. The later layers have no SSM, so gmu="sigmoid" adds it to a projection:
+    mixer = wo( w_in(a) + sigmoid(w_gate(memory)) * memory ), with E^2 more parameters. That text also takes the memory
+    for the SSM's hidden state, which has N times as many numbers; paper and code take y.
 """
 import math
 from dataclasses import dataclass
@@ -58,7 +67,7 @@ class Config:
     window: int = 128               # tokens that sliding-window attention sees, the current one included
     d_state: int = 16               # numbers in the state of each of the 2 d_model channels of a Mamba layer
     d_conv: int = 4                 # taps of Mamba's causal convolution
-    gmu: str = "silu"               # silu (the paper) | sigmoid (the explanatory text) | none: cross-attention instead
+    gmu: str = "silu"               # silu (the paper) | sigmoid (Sun's) | none: cross-attention instead
     scan_chunk: int = 32            # tokens per chunk of the scan: speed, memory and rounding, no other effect
 
     def __post_init__(self):
@@ -127,7 +136,8 @@ class Cache:
         c, like = model.config, model.embed.weight
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
         make = {"mamba": MambaCache, "window": WindowCache, "full": FullCache}      # the cross-decoder keeps nothing
-        self.layers = [make[m](c, batch_size, max_len, self.pos, compute_dtype(like)) if m in make else None for m in c.mixers]
+        self.layers = [make[mixer](c, batch_size, max_len, self.pos, compute_dtype(like)) if mixer in make else None
+                       for mixer in c.mixers]
 
 
 class FullCache:
@@ -138,7 +148,7 @@ class FullCache:
         self.pos, self.k, self.v = pos, *(torch.zeros(shape, dtype=dtype, device=pos.device) for _ in "kv")
 
     def append(self, k, v):
-        """Stores k, v (B, T, K, D) of the new tokens; returns all keys, all values, and their causal mask (T, max_len)."""
+        """Stores k, v (B, T, K, D) of the new tokens; returns all keys, values, and where they are seen (T, max_len)."""
         at = self.pos + torch.arange(k.size(1), device=k.device)                    # (T,)
         self.k.index_copy_(2, at, k.transpose(1, 2).type_as(self.k))
         self.v.index_copy_(2, at, v.transpose(1, 2).type_as(self.v))
@@ -154,7 +164,7 @@ class WindowCache:
         self.pos, self.k, self.v = pos, *(torch.zeros(shape, dtype=dtype, device=pos.device) for _ in "kv")
 
     def append(self, k, v):
-        """Keys and values of those tokens and of the new ones, (B, window - 1 + T, K, D) each, from k, v (B, T, K, D)."""
+        """Keys and values of those tokens and of the new ones, (B, window - 1 + T, K, D), from k, v (B, T, K, D)."""
         return roll(self.k, k), roll(self.v, v)
 
 
@@ -175,9 +185,11 @@ def roll(held, new):
 
 
 def attend(q, k, v, seen=None):
-    """Attention of q (B, T, H, D) over k, v (B, N, K, D), causal or where `seen` (.., T, N) -> (B, T, H, D)."""
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T or N, D)
+    """Attention of q (B, T, H, D) over k, v (B, keys, K, D), causal or where `seen` (.., T, keys) -> (B, T, H, D)."""
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T or keys, D)
     gqa = q.size(1) != k.size(1)
+    if gqa and seen is not None:                                                    # kernels with masks want H keys
+        k, v, gqa = *(x.repeat_interleave(q.size(1) // k.size(1), dim=1) for x in (k, v)), False
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None, enable_gqa=gqa)
     return y.transpose(1, 2)
 
@@ -194,7 +206,7 @@ def attend_window(q, k, v, window, start):
 
 
 def attend_window_in_blocks(q, k, v, window, start):
-    """attend_window() in time linear in T: blocks of `window` queries see their own block of keys and the one before."""
+    """attend_window() in time linear in T: a block of `window` queries, its own block of keys and the one before."""
     B, T, P = *q.shape[:2], k.size(1) - q.size(1)
     q = F.pad(q, (0, 0, 0, 0, 0, -T % window)).unflatten(1, (-1, window))           # (B, blocks, window, H, D)
     k, v = (F.pad(x, (0, 0, 0, 0, window - P, -T % window)).unflatten(1, (-1, window)) for x in (k, v))
@@ -273,7 +285,7 @@ class WindowAttention(Attention):
 def recur(dt, u, write, read, A, state):
     """s <- exp(dt A) s + (dt u) write^T along dim 2, for n chunks at once, from their states (B, n, E, N).
 
-    dt, u: (B, n, T, E); write, read: (B, n, T, N). Returns y = s read (B, n, T, E), if there is a read, and the last states.
+    dt, u: (B, n, T, E); write, read: (B, n, T, N). Returns y = s read (B, n, T, E), None without read, and the last s.
     """
     y, dtu = [], dt * u
     for t in range(dt.size(2)):
@@ -293,7 +305,7 @@ def selective_scan(dt, u, write, read, A, state, chunk):
     """
     T, chunk = dt.size(1), min(chunk, dt.size(1))
     dt, u, write, read = (F.pad(x, (0, 0, 0, -T % chunk)).unflatten(1, (-1, chunk)) for x in (dt, u, write, read))
-    states = [state]                                                                # padding has dt = 0: the state stays
+    states = [state]                                                                # padding has dt = 0: s stays
     if dt.size(1) > 1:
         _, added = recur(dt, u, write, None, A, torch.zeros_like(state)[:, None])   # (B, n, E, N)
         decay = torch.exp(dt.sum(2)[..., None] * A)                                 # of whole chunks
@@ -311,7 +323,7 @@ class Mamba(nn.Module):
         self.chunk, rank = c.scan_chunk, math.ceil(c.d_model / 16)
         self.w_x = nn.Linear(c.d_model, c.d_inner, bias=False)
         self.w_z = nn.Linear(c.d_model, c.d_inner, bias=False)
-        self.conv_weight = nn.Parameter(torch.empty(c.d_conv, c.d_inner))           # the last tap meets the current token
+        self.conv_weight = nn.Parameter(torch.empty(c.d_conv, c.d_inner))           # the last tap: the current token
         self.conv_bias = nn.Parameter(torch.empty(c.d_inner))
         self.w_rank = nn.Linear(c.d_inner, rank, bias=False)
         self.w_dt = nn.Linear(rank, c.d_inner, bias=False)
@@ -331,7 +343,7 @@ class Mamba(nn.Module):
         if cache is not None:
             memory, state = self.scan(*inputs, cache.state)
             cache.state.copy_(state)
-        elif torch.is_grad_enabled():                                               # autograd would keep the states of all tokens
+        elif torch.is_grad_enabled():                                               # autograd would keep all states
             memory, _ = checkpoint(self.scan, *inputs, use_reentrant=False, preserve_rng_state=False)
         else:
             memory, _ = self.scan(*inputs)
@@ -340,9 +352,9 @@ class Mamba(nn.Module):
     def scan(self, u, dt, write, read, state=None):
         """Readouts y (B, T, E) and the last state (B, E, N), from the equations' u, w_dt(w_rank(u)), write and read."""
         wide = torch.promote_types(u.dtype, torch.float32)                          # only in here
-        dt = F.softplus(dt.to(wide) + self.dt_bias)
         state = torch.zeros(len(u), *self.A_log.shape, dtype=wide, device=u.device) if state is None else state
-        y, state = selective_scan(dt, u.to(wide), write.to(wide), read.to(wide), -torch.exp(self.A_log), state, self.chunk)
+        dt, A = F.softplus(dt.to(wide) + self.dt_bias), -torch.exp(self.A_log)
+        y, state = selective_scan(dt, u.to(wide), write.to(wide), read.to(wide), A, state, self.chunk)
         return (y + self.D * u).type_as(u), state
 
 
@@ -388,7 +400,7 @@ class Block(nn.Module):
         gmu = AddingGMU if c.gmu == "sigmoid" else GMU
         mixers = {"mamba": Mamba, "window": WindowAttention, "full": FullAttention, "gmu": gmu, "cross": CrossAttention}
         self.attn_norm = RMSNorm(c.d_model, c.norm_eps)
-        self.attn = mixers[c.mixers[layer]](c)                                      # any mixer: the name is that of gpt.py
+        self.attn = mixers[c.mixers[layer]](c)                                      # any mixer; gpt.py's name
         self.mlp_norm = RMSNorm(c.d_model, c.norm_eps)
         self.mlp = MLP(c.d_model, c.d_ff)
 
@@ -433,8 +445,8 @@ class Model(nn.Module):
                 p.fill_(1.0)
             elif module in ("wo", "w_down", "head") and self.config.zero_init:
                 p.zero_()
-            elif module in ("embed", "wq", "wk", "wv", "wo", "gate", "w_gate", "w_up", "w_down", "head", "w_x", "w_z", "w_rank",
-                            "w_write", "w_read", "w_in"):
+            elif module in ("embed", "wq", "wk", "wv", "wo", "gate", "w_gate", "w_up", "w_down", "head",
+                            "w_x", "w_z", "w_rank", "w_write", "w_read", "w_in"):
                 nn.init.trunc_normal_(p, std=0.02, a=-0.06, b=0.06)
             else:
                 raise ValueError(f"init_weights does not know {name}")
@@ -455,8 +467,11 @@ class Model(nn.Module):
         return self.output(x, targets, cache)
 
     def prefill(self, idx, cache):
-        """Takes idx (B, T) into the cache without logits. Later tokens need nothing of these beyond keys and values of the
-        full attention, so neither its attention nor the cross-decoder runs: the time is linear in T."""
+        """Takes idx (B, T) into the cache without logits.
+
+        Later tokens need nothing of these beyond keys and values of the full attention: neither its attention nor the
+        cross-decoder runs, and the time is linear in T.
+        """
         full = self.config.mixers.index("full")
         x, memory, shared = self.embed(idx).to(compute_dtype(self.embed.weight)), None, None        # (B, T, C)
         for block, held in zip(self.blocks[:full], cache.layers):
@@ -503,6 +518,21 @@ class Model(nn.Module):
             else:
                 out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
         return out
+
+
+def costs(c, T):
+    """(parameters, forward FLOPs per token, numbers read per token) beyond gpt.py's, in a context of T tokens."""
+    d, E, N, kv = c.d_model, c.d_inner, c.d_state, c.n_kv_head * c.d_head
+    cross = 2 * d * d + d * {"none": 0, "elementwise": d, "headwise": c.n_head}[c.gate]
+    full, gains = cross + 2 * d * kv, c.d_head * c.qk_norm
+    matrices = {"mamba": 3 * d * E + 2 * E * math.ceil(d / 16) + 2 * E * N, "window": full, "full": full,
+                "gmu": 2 * d * E + E * E * (c.gmu == "sigmoid"), "cross": cross}
+    vectors = {"mamba": E * (N + c.d_conv + 3), "window": 2 * gains, "full": 2 * gains, "gmu": 0, "cross": gains}
+    mixing = {"mamba": E * (7 * N + 2 * c.d_conv + 3), "window": 4 * d * min(c.window, T), "full": 4 * d * T,
+              "gmu": E * (1 + (c.gmu == "sigmoid")), "cross": 4 * d * T}
+    params = sum(matrices[mixer] + vectors[mixer] for mixer in c.mixers) - c.n_layer * (full + vectors["full"])
+    flops = sum(2 * matrices[mixer] + mixing[mixer] for mixer in c.mixers) - c.n_layer * (2 * full + mixing["full"])
+    return params, flops, c.mixers.count("gmu") * E
 
 
 if __name__ == "__main__":                      # its size, and one training step on random tokens

@@ -1,37 +1,37 @@
 """SAS: few heads simulate many, with more features for queries and keys.   arXiv:2507.07694
 
 Attention improves with more heads, as long as they stay wide. Simulated attention scores make G = n_sim heads of every
-head and widen queries and keys from D to D_sim features, by small maps that all tokens share. With x (N, D), one token's
-N = H query heads or N = K key or value heads:
-    heads(x)      y = expand(x),   y + refine(relu(y))          convolutions along D, N -> G N and G N -> G N channels
-    features(y)   z = expand(y),   z + refine(relu(z))          Linear, D -> D_sim and D_sim -> D_sim, the same for every head
+head and widen queries and keys from D to D_sim features, by small maps that all tokens share. With x (N, D), one
+token's N = H query heads or N = K key or value heads:
+    heads(x)      y = expand(x),   y + refine(relu(y))          convolutions along D, N -> G N, G N -> G N channels
+    features(y)   z = expand(y),   z + refine(relu(z))          Linear, D -> D_sim, D_sim -> D_sim, one for all heads
     q <- rope(norm(features(heads(q)))),   k <- rope(norm(features(heads(k)))),   v <- heads(v),    each by its own maps
     y = softmax(q k^T / sqrt(D_sim) + causal) v                 G groups of H heads, from G groups of K
     attention output = wo( mean of y over the groups )          parameter-efficient attention aggregation (PEAA)
-simulation="projection" is the form of J. Sun, "The Architecture Stack" (web.stanford.edu/~jksun/blog/llm-architecture.html;
-an author of the paper): no convolution, values shared, a matrix W per head, scalars g. For the groups s = 1 .. G:
+simulation="projection" is the form of J. Sun, one of the authors, in "The Architecture Stack" (web.stanford.edu/~jksun/
+blog/llm-architecture.html): no convolution, values shared, a matrix W per head, scalars g. For the groups s = 1 .. G:
     q^{s,h} <- rope(norm(q^h W_q^{s,h})),   k^{s,h} <- rope(norm(k^h W_k^{s,h}))
     y^h = sum_s g^{s,h} softmax(q^{s,h} k^{s,h}^T / sqrt(D_sim) + causal) v^h
 Costs per layer: G (G + 1) N^2 kernel + 2 G N parameters for each of q, k, v, 2 (D + D_sim + 2) D_sim for features, and
-2 (D_sim - D) norm gains (projection: G (H + K) D D_sim + G H and the gains). Scores cost G D_sim / D times as much, their
-use G times (in training G D_sim / D, by padding). The cache grows as both: it holds simulated keys and values, since making
-them again for every new token would cost far more.
+2 (D_sim - D) norm gains (projection: G (H + K) D D_sim + G H and the gains). Scores cost G D_sim / D times as much,
+their use G times (in training G D_sim / D, by padding). The cache grows as both: it holds simulated keys and values,
+since making them again for every new token would cost far more.
 
 Changed from gpt.py: Config, Config.__post_init__, Cache, Cache.__init__, attend, Attention.__init__, Attention.forward,
     Model.__init__, Model.init_weights
-Equal to gpt.py when: d_sim = d_head, the expand of heads copies them G times, that of features is the identity, and every
-    refine is 0; with projections, W_q = W_k = I and the g of a head sum to 1.
-Optimizer: the weights of features are matrices inside the blocks, for Muon, and their biases go to AdamW like all others;
+Equal to gpt.py when: d_sim = d_head, the expand of heads copies them G times, that of features is the identity, and
+    every refine is 0; with projections, W_q = W_k = I and the g of a head sum to 1.
+Optimizer: the weights of features are matrices inside the blocks, for Muon, their biases go to AdamW at adamw_lr;
     convolutions, W and g go to AdamW at mix_lr, without decay.
 Paper and code:
-  - The paper names an MLP and a convolution for both steps; its code convolves heads and maps features. Here as the code.
-  - The code has no positions, no norm of q and k, and no shared key/value heads. Here norm and rotation come last: maps of
-    rotated vectors would not score by distance alone. K key/value heads become G K; group s of queries reads group s.
+  - The paper names an MLP and a convolution for both steps; its code convolves heads and maps features. So does this.
+  - The code has no positions, no norm of q and k, and no shared key/value heads. Here norm and rotation come last: maps
+    of rotated vectors would not score by distance alone. K key/value heads become G K; group s of q reads group s.
   - The code applies wo, with a bias, to each group before the mean: the same, but for the bias.
   - The maps start as PyTorch's Conv1d and Linear, as there.
   - No sizes are in it. The defaults here (at 124M 12 heads -> 36, 64 features -> 96, kernel 5) are believed to be the
     paper's, and unverified.
-  - Sun's equations are reconstructed from his text. It gives no initial values: here g = 1 / G, and W as a Linear.
+  - Sun's equations are reconstructed from the text, which gives no initial values: here g = 1 / G, and W as a Linear.
     Without norm and rotation D_sim > D adds nothing there: the scores are q^h M k^h^T with M = W_q W_k^T of D x D.
 """
 import math
@@ -359,7 +359,8 @@ def costs(c, T):
     heads, features = sum(G * (G + 1) * N * N * c.kernel for N in (H, K, K)), (D + D_sim) * D_sim
     biases = 2 * G * (H + 2 * K) + 4 * D_sim
     products = D * heads + G * (H + K) * features
-    return c.n_layer * (heads + 2 * features + biases + gains), c.n_layer * (2 * products + attention + G * c.d_model), 0
+    params, flops = heads + 2 * features + biases + gains, 2 * products + attention + G * c.d_model
+    return c.n_layer * params, c.n_layer * flops, 0
 
 
 @torch.no_grad()
