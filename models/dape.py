@@ -2,34 +2,41 @@
 
 A product of one query and one key says little at distances that training has not seen. Here each score is corrected,
 before the softmax, by what all heads give to the same query's neighbouring keys (CDAPE: convolutional data-adaptive
-position encoding). Per layer, S (H, T, T) the scaled products, P (H, T, T) a bias per head and distance i - j:
-    attention = softmax( S + P + D + causal ) v
-    U = leaky_relu( conv(Z) + bias ),   Z = tril([S, P])     C = 2 H channels (without P: H) -> width
-    D = conv(U)                                              width -> H channels
-Both convolutions mix all channels and span `kernel` keys; queries do not mix. kernel=1 is DAPE (2405.14722). The future
-is zero in Z; without that it leaks, and the paper's perplexity falls to about 1.
-    P = -p log(1 + a (i - j)), p and a learned      position="kerple" (2205.09921), with which the paper is at its best
-    P = -m (i - j), m fixed                         position="alibi" (2108.12409)
-    no P; rotated or plain q and k                  position="rope", "none"
-kernel=0 leaves D out: the paper's baselines with P alone. conv="heads" is the form of the explanatory text:
-    D = conv(S + P), one filter of `kernel` weights that slides along the heads, the same for every pair (i, j)
+position encoding). Per layer, with scores (H, T, T) = q k^T / sqrt(d_head) and a bias (H, T, T) per head and distance:
+    attention = softmax( scores + bias + delta + causal ) v
+    hidden = leaky_relu( conv_in( [scores, bias] ) )    2 H channels (without bias: H) -> width
+    delta = conv_out( hidden )                          width -> H channels
+Both convolutions mix all channels and span `kernel` keys; queries do not mix. kernel=1 is DAPE (2405.14722). For keys
+in the future scores and bias are zero there; else they leak, and the paper's perplexity falls to about 1.
+    bias = -p log(1 + a (i - j)), p and a learned       position="kerple" (2205.09921), the paper's best
+    bias = -m (i - j), m fixed                          position="alibi" (2108.12409)
+    no bias; rotated or plain q and k                   position="rope", "none"
+kernel=0 leaves delta out: the paper's baselines with bias alone. conv="heads" is the form of J. Sun, "The Architecture
+Stack" (web.stanford.edu/~jksun/blog/llm-architecture.html), one filter of `kernel` weights for every pair (i, j):
+    delta = conv(scores + bias)                         along the heads
 
 To read longer texts than in training takes a large max_len and nothing else: nothing is trained or stored per position.
     train.py --model dape --seq_len 512 --max_len 4096, then eval.py RUN --seq_len 4096 --batch_tokens 4096
-Costs kernel width (C + H) + width parameters per layer (conv="heads": kernel), 2 H more with kerple, and 2 T kernel width
-(C + H) FLOPs per token and layer, 2.25 times the attention's 4 T d_model at the default shape, with no causal savings;
-2 T d_model more because S is computed twice, here and in the attention kernel. S, U and P + D are kept for backward:
-(2 H + width) T^2 numbers per layer and sequence; the authors compute them again.
+Costs per layer: kernel width (channels + H) + width parameters (conv="heads": kernel), where channels are 2 H or H, and
+2 H more with kerple; 2 kernel width (channels + H) FLOPs (conv="heads": 2 kernel H) per token and key that it meets.
+In training a token meets the keys up to the end of its block (attend_in_blocks): all T up to 128, on average 0.56 T
+from 1,024 on. Not in costs(): the scores are computed twice, here and in the attention kernel, 2 d_model more per token
+and key. Backward keeps scores, hidden, and bias + delta: 2 H + width numbers per token and key (conv="heads": 2 H).
+
 Changed from gpt.py: Config, Config.__post_init__, attend, Attention.__init__, Attention.forward, Model.init_weights
 Equal to gpt.py when: position="rope", and kernel=0 or conv_out (conv="heads": conv) is zero.
-Optimizer: AdamW, without decay; the authors' code decays the convolutions, p and a with all other weights.
-Paper and code: U is not zero right of the diagonal, and D on the diagonal reads it. In the last rows of a text the
-    authors' code lacks these columns and reads zeros, so that the same token has other logits at the end of a text than
-    inside one. Here kernel // 2 zero columns follow the keys, and every row is what it is inside a text. Left of the
-    first key U is zero in both. A bias of D, which their code has, is the same for all keys and drops out of the
-    softmax: none here. Their class for RoPE expects 2 H channels and gets H: here H. They clamp p and a themselves at
-    0.01, here their values are clamped. The paper also mentions causal padding: here that of the code. Slopes m for
-    a number of heads that is no power of two are those of ALiBi's code. FIRE, another P, is left out.
+Optimizer: convolutions, p and a go to AdamW at mix_lr, without decay; the authors' code decays them like other weights.
+Paper and code:
+  - hidden is not zero right of the diagonal, and delta on the diagonal reads it. In the last rows of a text the
+    authors' code lacks these columns and reads zeros, so the same token has other logits at the end of a text than
+    inside one. Here kernel // 2 columns follow the last key, and every row is what it is inside a text.
+  - Left of the first key hidden is zero in both.
+  - Their conv_out has a bias. It is the same for all keys and drops out of the softmax: none here.
+  - Their class for RoPE expects 2 H channels and gets H: here H.
+  - They clamp the parameters p and a at 0.01. Here the values are clamped, so that the parameters can come back.
+  - The paper also mentions causal padding: here that of the code.
+  - Slopes m for a number of heads that is no power of two are those of ALiBi's code.
+  - FIRE, another bias, is left out.
 """
 import math
 from dataclasses import dataclass
@@ -57,7 +64,7 @@ class Config:
     zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
     position: str = "kerple"        # kerple | alibi | rope | none
     conv: str = "keys"              # what it slides along: keys, mixing all heads | heads, one filter for all
-    kernel: int = 3                 # columns, or heads, that a convolution spans; odd, or 0: no D
+    kernel: int = 3                 # keys, or heads, that a convolution spans; odd, or 0: no delta
     width: int | None = None        # channels between the two convolutions along the keys; None: 32
 
     def __post_init__(self):
@@ -141,7 +148,7 @@ class Cache:
 
 
 class KerpleBias(nn.Module):
-    """P (H, T, S) = -p log(1 + a distance) of distances (T, S); one p and one a per head."""
+    """bias (H, T, keys) = -p log(1 + a distance) of distances (T, keys); one p and one a per head."""
 
     def __init__(self, n_head):
         super().__init__()
@@ -154,11 +161,11 @@ class KerpleBias(nn.Module):
 
 
 class AlibiBias(nn.Module):
-    """P (H, T, S) = -m distance of distances (T, S); m = 2^(-8 h / H) for head h = 1 .. H, a power of two."""
+    """bias (H, T, keys) = -m distance of distances (T, keys); m = 2^(-8 h / H) for head h = 1 .. H, a power of two."""
 
     def __init__(self, n_head):
         super().__init__()
-        n = 2 ** (n_head.bit_length() - 1)                                          # later heads have slopes from between
+        n = 2 ** (n_head.bit_length() - 1)                                          # later heads lie between these
         slopes = [2 ** (-8 * (h + 1) / n) for h in range(n)] + [2 ** (-8 * (h + 0.5) / n) for h in range(n_head - n)]
         self.register_buffer("slope", torch.tensor(slopes)[:, None, None], persistent=False)
 
@@ -167,25 +174,27 @@ class AlibiBias(nn.Module):
 
 
 class KeyConvolution(nn.Module):
-    """D (B, H, T, S) from scores (B, H, T, S) and P (H, T, S) or None, which are zero where a key is not seen."""
+    """delta (B, H, T, keys) from scores (B, H, T, keys) and bias (H, T, keys) or None, 0 where a key is not seen."""
 
     def __init__(self, c):
         super().__init__()
-        channels, pad = c.n_head * (2 if c.position in ("kerple", "alibi") else 1), (0, c.kernel // 2)
-        self.conv_in = nn.Conv2d(channels, c.width, (1, c.kernel), padding=pad)
-        self.conv_out = nn.Conv2d(c.width, c.n_head, (1, c.kernel), padding=pad, bias=False)
+        channels = c.n_head * (2 if c.position in ("kerple", "alibi") else 1)
+        self.conv_in = nn.Conv2d(channels, c.width, (1, c.kernel))
+        self.conv_out = nn.Conv2d(c.width, c.n_head, (1, c.kernel), bias=False)
 
     def forward(self, scores, bias):
-        (_, H, _, S), pad, w = scores.shape, self.conv_in.padding, self.conv_in.weight
-        # pad = (0, kernel // 2): columns at the right for F.pad, rows and columns on both sides for the convolutions
-        u = F.conv2d(F.pad(scores, pad), w[:, :H], self.conv_in.bias, padding=pad)  # (B, width, T, S + kernel // 2)
-        if bias is not None:                                                        # the same for all sequences: once
-            u += F.conv2d(F.pad(bias, pad), w[:, H:], padding=pad)
-        return self.conv_out(F.leaky_relu(u, inplace=True))[..., :S]
+        w, H, r = self.conv_in.weight, scores.size(1), self.conv_in.kernel_size[1] // 2
+        if bias is None:
+            hidden = F.conv2d(scores, w, self.conv_in.bias, padding=(0, 2 * r))     # (B, width, T, r + keys + r)
+        else:                                                                       # bias: once for all sequences
+            hidden = F.conv2d(scores, w[:, :H], padding=(0, 2 * r))
+            hidden = hidden + F.conv2d(bias, w[:, H:], self.conv_in.bias, padding=(0, 2 * r))
+        before = torch.arange(hidden.size(-1), device=hidden.device) < r            # columns before the first key
+        return self.conv_out(F.leaky_relu(hidden.masked_fill(before, 0.0), inplace=True))
 
 
 class HeadConvolution(nn.Module):
-    """D (B, H, T, S) from scores (B, H, T, S) and P (H, T, S) or None."""
+    """delta (B, H, T, keys) from scores (B, H, T, keys) and bias (H, T, keys) or None."""
 
     def __init__(self, c):
         super().__init__()
@@ -193,41 +202,61 @@ class HeadConvolution(nn.Module):
 
     def forward(self, scores, bias):
         x = scores if bias is None else scores + bias
-        return self.conv(x.flatten(2).unsqueeze(1)).view_as(x)                      # an image of H x T S
+        return self.conv(x.flatten(2).unsqueeze(1)).view_as(x)                      # an image of H x (T keys)
 
 
 class ScoreBias(nn.Module):
-    """P + D, -inf for keys not seen, from q (B, H, T, D), k (B, K, S, D), seen (T, S); seen itself if there is neither."""
+    """bias + delta, and -inf for keys not seen, from q (B, H, T, D), k (B, H, keys, D) and seen (T, keys)."""
 
     def __init__(self, c):
         super().__init__()
+        self.position = self.delta = None
         if c.position in ("kerple", "alibi"):
             self.position = (KerpleBias if c.position == "kerple" else AlibiBias)(c.n_head)
         if c.kernel:
             self.delta = (KeyConvolution if c.conv == "keys" else HeadConvolution)(c)
 
     def forward(self, q, k, seen):
-        bias, now = None, seen.sum(-1, keepdim=True) - 1                            # (T, 1): the queries' positions
-        if hasattr(self, "position"):                                               # (H, T, S), 0 where a key is not seen
-            bias = self.position((now - torch.arange(seen.size(1), device=seen.device)).clamp(min=0))
-        if hasattr(self, "delta"):
-            q = q.unflatten(1, (k.size(1), -1)) * q.size(-1) ** -0.5                # (B, K, H / K, T, D)
-            scores = (q @ k.unsqueeze(2).mT).flatten(1, 2).masked_fill(~seen, 0.0)  # (B, H, T, S)
-            out = self.delta(scores, bias)
-            bias = out if bias is None else bias + out
-        return seen if bias is None else bias.masked_fill(~seen, -math.inf)
+        bias, out = None, torch.zeros_like(seen, dtype=q.dtype).masked_fill(~seen, -math.inf)
+        if self.position is not None:
+            now = seen.sum(-1, keepdim=True) - 1                                    # (T, 1): the queries' positions
+            distance = (now - torch.arange(seen.size(1), device=seen.device)).clamp(min=0)
+            bias = self.position(distance).type_as(q)                               # (H, T, keys), 0 where not seen
+            out = out + bias
+        if self.delta is not None:
+            scores = (q * q.size(-1) ** -0.5 @ k.mT).masked_fill(~seen, 0.0)        # (B, H, T, keys)
+            out = out + self.delta(scores, bias)
+        return out
+
+
+def query_blocks(T):
+    """(first, end) of at most 8 blocks of at least 128 of T queries."""
+    n = max(128, math.ceil(T / 8))
+    return [(a, min(a + n, T)) for a in range(0, T, n)]
+
+
+def attend_at_once(q, k, v, seen, score_bias):
+    """Attention of q (B, H, T, D) over k, v (B, H, keys, D) where seen (T, keys) -> (B, H, T, D)."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=score_bias(q, k, seen))
+
+
+def attend_in_blocks(q, k, v, seen, score_bias):
+    """attend_at_once() of T tokens to each other, in blocks of queries, which meet the keys up to their last token."""
+    return torch.cat([attend_at_once(q[:, :, a:b], k[:, :, :b], v[:, :, :b], seen[a:b, :b], score_bias)
+                      for a, b in query_blocks(q.size(2))], dim=2)
 
 
 def attend(q, k, v, layer, cache, score_bias):
     """Causal attention of q (B, T, H, D) over k, v (B, T, K, D), and over what the cache holds -> (B, T, H, D)."""
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T, D)
-    gqa = q.size(1) != k.size(1)
+    q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))                   # (B, H or K, T, D)
     if cache is None:
         seen = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).tril()
     else:
         k, v, seen = cache.append(layer, k, v)
-    y = F.scaled_dot_product_attention(q, k, v, attn_mask=score_bias(q, k, seen), enable_gqa=gqa)
-    return y.transpose(1, 2)
+    if q.size(1) != k.size(1):                                                      # kernels with masks want H keys
+        k, v = (x.repeat_interleave(q.size(1) // k.size(1), dim=1) for x in (k, v))
+    mix = attend_in_blocks if cache is None and torch.is_grad_enabled() else attend_at_once
+    return mix(q, k, v, seen, score_bias).transpose(1, 2)
 
 
 class Attention(nn.Module):
@@ -379,13 +408,29 @@ class Model(nn.Module):
         return out
 
 
+def costs(c, T):
+    """(parameters, forward FLOPs per token, numbers read per token) beyond gpt.py's, in a context of T tokens."""
+    keys = sum((b - a) * b for a, b in query_blocks(T)) / T                         # that a token meets, on average
+    biased, learned = c.position in ("kerple", "alibi"), 2 * c.n_head * (c.position == "kerple")
+    if c.kernel == 0:
+        params, flops, read = 0, 0, keys * c.n_head * biased
+    elif c.conv == "heads":
+        params, flops, read = c.kernel, 2 * keys * c.n_head * c.kernel, keys * 2 * c.n_head
+    else:
+        taps = c.kernel * c.width * (c.n_head * (1 + biased) + c.n_head)
+        params, flops, read = taps + c.width, 2 * keys * taps, keys * (2 * c.n_head + c.width)
+    return c.n_layer * (params + learned), c.n_layer * flops, c.n_layer * read
+
+
 @torch.no_grad()
 def neutral(model):
     """Sets the parameters for which the model is gpt.py's. ValueError for settings without such values."""
     if model.config.position != "rope":
         raise ValueError("dape has gpt.py's positions with position=rope alone")
     for block in model.blocks:
-        block.attn.score_bias.delta.conv_out.weight.zero_()
+        delta = block.attn.score_bias.delta
+        if delta is not None:
+            (delta.conv_out if model.config.conv == "keys" else delta.conv).weight.zero_()
 
 
 if __name__ == "__main__":                      # its size, and one training step on random tokens

@@ -1,35 +1,44 @@
 """SambaY: the first half of the layers makes one memory, the second half only reads it.   arXiv:2507.06607
 
-A decoder-hybrid-decoder. The self-decoder alternates Mamba and sliding-window attention, and ends with one more Mamba layer
-and the only full attention. The cross-decoder keeps nothing per token: its cross-attention reads the keys and values of
-that one full attention, and its gated memory units (GMU, in place of every other cross-attention of YOCO) read what that
-last Mamba layer read out of its state for the same token. There are no positions (NoPE).
-Block i = 0 .. L - 1 is x <- x + mixer_i(a), a = norm(x), then the MLP as in gpt.py; with h = 2 (L // 4) the mixers are
-    i < h         mamba and window in turn      window: attention over the last `window` tokens, the own one included
-    h, h + 1      mamba, full                   M <- y of this Mamba layer;  k, v <- those of this attention
-    i > h + 1     gmu and cross in turn         cross: wo( softmax(norm(wq(a)) k^T / sqrt(d_head) + causal) v )
-GMU      mixer = wo( silu(w_gate(a)) * M )                                               per token: earlier M are not needed
-Mamba    mixer = wo( silu(w_z(a)) * y ),  y = s read + D * u,  s <- exp(dt A) * s + (dt * u) write^T,  A = -exp(A_log)
-         u = silu(conv(w_x(a))),  dt = softplus(w_dt(w_rank(u)) + dt_bias),  write = w_write(u),  read = w_read(u)
-with E = 2 d_model channels in u, dt, y, M and z, N = d_state numbers in write and read, and a state s (E, N) per sequence.
-The scan over s takes the steps of all chunks of `scan_chunk` tokens at once; backward repeats it, so no states are kept.
-torch.compile unrolls its 2 scan_chunk + T / scan_chunk steps: minutes to compile, then on a CPU several times eager's speed.
-Costs per layer about 6 d^2 (Mamba), 4 d^2 (GMU, attention), 2 d^2 (cross-attention). Decoding holds keys and values of all
-tokens once, and in the other layers of the self-decoder a window or a state; prompts take linear time (Model.prefill).
+A decoder-hybrid-decoder. The self-decoder alternates Mamba and sliding-window attention, and ends with one more Mamba
+layer and the only full attention. The cross-decoder keeps nothing per token: its cross-attention reads the keys and
+values of that one full attention, and its gated memory units (GMU, in place of every other cross-attention of YOCO)
+read what that last Mamba layer read out of its state for the same token. There are no positions (NoPE).
+Block i = 0 .. n_layer - 1 is x <- x + mixer_i(a), a = norm(x), then the MLP as in gpt.py. With half = 2 (n_layer // 4):
+    i < half           mamba and window in turn     window: attention over the last `window` tokens, the own included
+    half, half + 1     mamba, full                  memory <- y of this Mamba layer;  k, v <- those of this attention
+    i > half + 1       gmu and cross in turn        cross: wo( softmax(norm(wq(a)) k^T / sqrt(d_head) + causal) v )
+GMU      mixer = wo( silu(w_gate(a)) * memory )     per token: earlier memories are not needed
+Mamba    mixer = wo( silu(w_z(a)) * y ),   y = s read + skip * u,   s <- exp(dt A) * s + (dt * u) write^T
+         u = silu(conv(w_x(a))),   dt = softplus(w_dt(w_rank(u)) + dt_bias),   write = w_write(u),   read = w_read(u)
+with E = 2 d_model channels in u, dt, y, memory and skip (the parameter D), N = d_state numbers in write and read, and
+a state s (E, N) per sequence, A = -exp(A_log). Parameters of the mixer in block i are blocks.i.attn, as in gpt.py.
 
-Changed from gpt.py: Config, Config.__post_init__, apply_rope, Cache, Cache.__init__, Attention.__init__,
-    Attention.forward, Block.__init__, Block.forward, Model.__init__, Model.init_weights, Model.forward, Model.rope,
-    Model.generate
+The scan over s takes the steps of all chunks of `scan_chunk` tokens at once. Backward repeats it and holds the states
+of one layer at a time, T E N numbers in fp32 per sequence; kept from forward to backward are its inputs alone.
+torch.compile unrolls its 2 scan_chunk + T / scan_chunk steps: minutes to compile.
+Costs per layer: about 6 d_model^2 parameters (Mamba), 4 d_model^2 (GMU, attention), 2 d_model^2 (cross-attention).
+Decoding holds keys and values of all tokens once, and in the other layers of the self-decoder a window or a state;
+prompts take linear time (Model.prefill).
+
+Changed from gpt.py: Config, Config.__post_init__, apply_rope, Cache, Cache.__init__, Cache.append, attend, Attention,
+    Attention.__init__, Attention.forward, Block.__init__, Block.forward, Model.__init__, Model.init_weights,
+    Model.forward, Model.rope, Model.generate
 Equal to gpt.py when: never. It has no positions, and a Mamba layer is no attention.
-Optimizer: A_log, D, dt_bias and the convolution go to AdamW without decay, the matrices of all mixers to Muon.
-Paper and code: the code asks for L a multiple of 4, which h = L / 2 is made for. It draws w_dt from N(0, 0.02) unless it
-    trains with muP; here U(+-1/sqrt(rank)) as in Mamba. With QK norm (off in its models: qk_norm=False) it leaves the
-    queries of cross-attention as they are; here they are normalised. Its MLPs are 4 d_model wide.
-Paper and text: an explanatory text reads the sigma of the paper's GMU, which is SiLU, as a sigmoid, has it gate by the
-    memory instead of the layer's input, and adds the gated memory to the hidden state of a later SSM. The later layers have
-    no SSM, so gmu="sigmoid" adds it to a projection: mixer = wo( w_in(a) + sigmoid(w_gate(M)) * M ), with E^2 more
-    parameters. It takes M for the SSM's hidden state, which has N times as many numbers; paper and code take y.
-Baseline of the paper: gmu="none" is Samba+YOCO, with cross-attention in place of the GMUs.
+Optimizer: the matrices of all mixers go to Muon; A_log, D, dt_bias and the convolution to AdamW at mix_lr, without
+    decay.
+Paper and code:
+  - The code asks for n_layer a multiple of 4, which half = n_layer / 2 is made for.
+  - It draws w_dt from N(0, 0.02) unless it trains with muP; here U(+-1/sqrt(rank)) as in Mamba (arXiv:2312.00752).
+  - With QK norm (off in its models: qk_norm=False) it leaves the queries of cross-attention as they are; here they are
+    normalised.
+  - Its MLPs are 4 d_model wide.
+  - The paper's baseline Samba+YOCO, with cross-attention in place of the GMUs, is gmu="none".
+  - J. Sun, "The Architecture Stack" (web.stanford.edu/~jksun/blog/llm-architecture.html), reads the sigma of the GMU,
+    which is SiLU, as a sigmoid, has it gate by the memory instead of the layer's input, and adds the gated memory to
+    the hidden state of a later SSM. The later layers have no SSM, so gmu="sigmoid" adds it to a projection:
+    mixer = wo( w_in(a) + sigmoid(w_gate(memory)) * memory ), with E^2 more parameters. That text also takes the memory
+    for the SSM's hidden state, which has N times as many numbers; paper and code take y.
 """
 import math
 from dataclasses import dataclass
@@ -58,7 +67,7 @@ class Config:
     window: int = 128               # tokens that sliding-window attention sees, the current one included
     d_state: int = 16               # numbers in the state of each of the 2 d_model channels of a Mamba layer
     d_conv: int = 4                 # taps of Mamba's causal convolution
-    gmu: str = "silu"               # silu (the paper) | sigmoid (the explanatory text) | none: cross-attention instead
+    gmu: str = "silu"               # silu (the paper) | sigmoid (Sun's) | none: cross-attention instead
     scan_chunk: int = 32            # tokens per chunk of the scan: speed, memory and rounding, no other effect
 
     def __post_init__(self):
@@ -118,114 +127,165 @@ def compute_dtype(weight):
 
 
 class Cache:
-    """What decoding remembers, preallocated: `k`, `v` of every layer; `pos` () counts the tokens held.
+    """What decoding remembers: `layers`, each mixer's own cache or None, and `pos` (), the count of tokens held.
 
-    Full attention: all keys and values (B, K, max_len, D). Window: those of the last window - 1 tokens. Mamba: the last
-    inputs of the convolution (B, d_conv - 1, E), and the state (B, E, N) in fp32 or better. Cross-decoder: nothing.
     Model.forward advances it. Its shapes never change, so that a decoding step compiles once.
     """
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
-        dtype = compute_dtype(like)
-        held = {"full": (c.n_kv_head, max_len, c.d_head), "window": (c.n_kv_head, c.window - 1, c.d_head)}
-        self.k, self.v = [], []
-        for mixer in c.mixers:
-            mamba = mixer == "mamba"
-            k, v = ((c.d_conv - 1, c.d_inner), (c.d_inner, c.d_state)) if mamba else [held.get(mixer, (0,))] * 2
-            wide = torch.promote_types(dtype, torch.float32) if mamba else dtype
-            self.k.append(torch.zeros(batch_size, *k, dtype=dtype, device=like.device))
-            self.v.append(torch.zeros(batch_size, *v, dtype=wide, device=like.device))
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
-
-    def append(self, layer, k, v):
-        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, all values, and their causal mask (T, max_len)."""
-        at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
-        self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
-        self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
-        seen = torch.arange(self.k[layer].size(2), device=k.device) <= at[:, None]   # (T, max_len)
-        return self.k[layer], self.v[layer], seen
-
-    def roll(self, kept, new, dim):
-        """What `kept` held, followed by the new tokens along dim; it goes on holding as many as before, the last."""
-        both = torch.cat((kept.type_as(new), new), dim)
-        kept.copy_(both.narrow(dim, new.size(dim), kept.size(dim)))
-        return both
+        make = {"mamba": MambaCache, "window": WindowCache, "full": FullCache}      # the cross-decoder keeps nothing
+        self.layers = [make[mixer](c, batch_size, max_len, self.pos, compute_dtype(like)) if mixer in make else None
+                       for mixer in c.mixers]
 
 
-def attend(q, k, v, layer, cache):
-    """Causal attention of q (B, T, H, D) over k, v (B, T, K, D), and over what the cache holds -> (B, T, H, D)."""
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T, D)
+class FullCache:
+    """Keys and values of all tokens, (B, K, max_len, D) each; pos: the Cache's."""
+
+    def __init__(self, c, batch_size, max_len, pos, dtype):
+        shape = (batch_size, c.n_kv_head, max_len, c.d_head)
+        self.pos, self.k, self.v = pos, *(torch.zeros(shape, dtype=dtype, device=pos.device) for _ in "kv")
+
+    def append(self, k, v):
+        """Stores k, v (B, T, K, D) of the new tokens; returns all keys, values, and where they are seen (T, max_len)."""
+        at = self.pos + torch.arange(k.size(1), device=k.device)                    # (T,)
+        self.k.index_copy_(2, at, k.transpose(1, 2).type_as(self.k))
+        self.v.index_copy_(2, at, v.transpose(1, 2).type_as(self.v))
+        seen = torch.arange(self.k.size(2), device=k.device) <= at[:, None]         # (T, max_len)
+        return self.k.transpose(1, 2), self.v.transpose(1, 2), seen
+
+
+class WindowCache:
+    """Keys and values of the last window - 1 tokens, (B, window - 1, K, D) each; pos: the Cache's."""
+
+    def __init__(self, c, batch_size, max_len, pos, dtype):
+        shape = (batch_size, c.window - 1, c.n_kv_head, c.d_head)
+        self.pos, self.k, self.v = pos, *(torch.zeros(shape, dtype=dtype, device=pos.device) for _ in "kv")
+
+    def append(self, k, v):
+        """Keys and values of those tokens and of the new ones, (B, window - 1 + T, K, D), from k, v (B, T, K, D)."""
+        return roll(self.k, k), roll(self.v, v)
+
+
+class MambaCache:
+    """The last inputs of the convolution (B, d_conv - 1, E), and the state (B, E, N) in fp32 or better."""
+
+    def __init__(self, c, batch_size, max_len, pos, dtype):
+        self.u = torch.zeros(batch_size, c.d_conv - 1, c.d_inner, dtype=dtype, device=pos.device)
+        wide = torch.promote_types(dtype, torch.float32)
+        self.state = torch.zeros(batch_size, c.d_inner, c.d_state, dtype=wide, device=pos.device)
+
+
+def roll(held, new):
+    """What `held` (B, n, ..) holds, followed by the new tokens (B, T, ..); it goes on holding n, the last."""
+    both = torch.cat((held.type_as(new), new), dim=1)
+    held.copy_(both[:, new.size(1):])
+    return both
+
+
+def attend(q, k, v, seen=None):
+    """Attention of q (B, T, H, D) over k, v (B, keys, K, D), causal or where `seen` (.., T, keys) -> (B, T, H, D)."""
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T or keys, D)
     gqa = q.size(1) != k.size(1)
-    if cache is None:
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
-    else:
-        k, v, seen = cache.append(layer, k, v)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=gqa)
+    if gqa and seen is not None:                                                    # kernels with masks want H keys
+        k, v, gqa = *(x.repeat_interleave(q.size(1) // k.size(1), dim=1) for x in (k, v)), False
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None, enable_gqa=gqa)
     return y.transpose(1, 2)
 
 
-def attend_window(q, k, v, layer, cache, window):
-    """attend() to the last `window` tokens only, in time and memory linear in T: in blocks of `window` queries."""
-    B, T, H, D = q.shape
-    if cache is None and T <= window:
-        return attend(q, k, v, layer, cache)
-    n, past = min(window, T), window - 1                                            # queries in a block; keys before it
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T, D)
-    if cache is None:
-        k, v, start = F.pad(k, (0, 0, past, 0)), F.pad(v, (0, 0, past, 0)), 0
-    else:
-        k, v, start = cache.roll(cache.k[layer], k, 2), cache.roll(cache.v[layer], v, 2), cache.pos
-    fill = (0, 0, 0, -T % n)
-    q = F.pad(q, fill).unflatten(2, (-1, n)).transpose(1, 2)                        # (B, blocks, H, n, D)
-    k, v = (F.pad(t, fill).unfold(2, past + n, n).permute(0, 2, 1, 4, 3) for t in (k, v))   # (B, blocks, K, past + n, D)
-    block, i, j = (torch.arange(m, device=q.device) for m in (q.size(1), n, past + n))
-    seen = (j >= i[:, None]) & (j <= i[:, None] + past)                             # query i is at key i + past
-    seen = seen & (start + n * block[:, None, None] + j >= past)                    # (blocks, n, past + n): none before token 0
-    seen = seen[:, None].expand(B, -1, -1, -1, -1).flatten(0, 1)                    # (B blocks, 1, n, past + n)
-    q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
-    y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=q.size(1) != k.size(1))
-    return y.transpose(1, 2).reshape(B, -1, H, D)[:, :T]
+def attend_window(q, k, v, window, start):
+    """Attention of q (B, T, H, D) to the last `window` tokens, the own one included -> (B, T, H, D).
+
+    k, v (B, P + T, K, D) begin with P tokens before the first query, which has `start` tokens before it in its text.
+    """
+    P = k.size(1) - q.size(1)
+    i, j = (torch.arange(n, device=q.device) for n in (q.size(1), k.size(1)))
+    seen = (j <= i[:, None] + P) & (j > i[:, None] + P - window) & (j >= P - start)     # (T, P + T)
+    return attend(q, k, v, seen)
+
+
+def attend_window_in_blocks(q, k, v, window, start):
+    """attend_window() in time linear in T: a block of `window` queries, its own block of keys and the one before."""
+    B, T, P = *q.shape[:2], k.size(1) - q.size(1)
+    q = F.pad(q, (0, 0, 0, 0, 0, -T % window)).unflatten(1, (-1, window))           # (B, blocks, window, H, D)
+    k, v = (F.pad(x, (0, 0, 0, 0, window - P, -T % window)).unflatten(1, (-1, window)) for x in (k, v))
+    k, v = (torch.cat((x[:, :-1], x[:, 1:]), dim=2) for x in (k, v))                # (B, blocks, 2 window, K, D)
+    block, i, j = (torch.arange(n, device=q.device) for n in (q.size(1), window, 2 * window))
+    seen = (j > i[:, None]) & (j <= i[:, None] + window)                            # query i is at key i + window
+    seen = seen & (start + (block[:, None, None] - 1) * window + j >= 0)            # (blocks, window, 2 window)
+    y = attend(*(x.flatten(0, 1) for x in (q, k, v)), seen.repeat(B, 1, 1)[:, None])
+    return y.unflatten(0, (B, -1)).flatten(1, 2)[:, :T]
 
 
 class Attention(nn.Module):
-    def __init__(self, c, layer):
+    """What the three kinds of attention share: queries, keys and values, gate and output projection."""
+
+    def __init__(self, c, own_keys=True):
         super().__init__()
-        self.layer, self.n_head, self.n_kv_head, self.d_head = layer, c.n_head, c.n_kv_head, c.d_head
-        self.kind, self.window, self.shared_layer = c.mixers[layer], c.window, c.mixers.index("full")
+        self.n_head, self.n_kv_head, self.d_head = c.n_head, c.n_kv_head, c.d_head
         self.wq = nn.Linear(c.d_model, c.n_head * c.d_head, bias=False)
         self.wo = nn.Linear(c.n_head * c.d_head, c.d_model, bias=False)
         self.q_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
-        if self.kind != "cross":
+        if own_keys:
             self.wk = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False)
             self.wv = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False)
             self.k_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
         n_gate = {"none": 0, "elementwise": c.n_head * c.d_head, "headwise": c.n_head}[c.gate]
         self.gate = nn.Linear(c.d_model, n_gate, bias=False) if n_gate else None
 
+    def queries(self, x):
+        return self.q_norm(self.wq(x).unflatten(-1, (self.n_head, self.d_head)))    # (B, T, H, D)
+
     def keys_values(self, x):
         k, v = (w(x).unflatten(-1, (self.n_kv_head, self.d_head)) for w in (self.wk, self.wv))
         return self.k_norm(k), v                                                    # (B, T, K, D) each
 
-    def forward(self, x, shared, cache=None):
-        B, T, _ = x.shape
-        q = self.q_norm(self.wq(x).view(B, T, self.n_head, self.d_head))            # (B, T, H, D)
-        k, v = shared["kv"] if self.kind == "cross" else self.keys_values(x)        # (B, T, K, D)
-        if self.kind == "full":
-            shared["kv"] = k, v
-        if self.kind == "window":
-            y = attend_window(q, k, v, self.layer, cache, self.window)              # (B, T, H, D)
-        else:
-            y = attend(q, k, v, self.shared_layer, cache)                           # cross stores the same k, v once more
+    def output(self, x, y):
+        """The mixer's output (B, T, C) from its input x (B, T, C) and the heads' outputs y (B, T, H, D)."""
         if self.gate is not None:
-            y = y * self.gate(x).sigmoid().view(B, T, self.n_head, -1)              # times (B, T, H, D or 1)
-        return self.wo(y.reshape(B, T, -1))                                         # (B, T, C)
+            y = y * self.gate(x).sigmoid().unflatten(-1, (self.n_head, -1))         # times (B, T, H, D or 1)
+        return self.wo(y.flatten(2))
+
+
+class FullAttention(Attention):
+    """Attention to all tokens; makes the keys and values that cross-attention reads."""
+
+    def forward(self, x, memory, shared, cache=None):
+        k, v = self.keys_values(x)                                                  # (B, T, K, D)
+        shared = (k, v) if cache is None else cache.append(k, v)
+        return self.output(x, attend(self.queries(x), *shared)), memory, shared
+
+
+class CrossAttention(Attention):
+    """Own queries, keys and values of the full attention."""
+
+    def __init__(self, c):
+        super().__init__(c, own_keys=False)
+
+    def forward(self, x, memory, shared, cache=None):
+        return self.output(x, attend(self.queries(x), *shared)), memory, shared
+
+
+class WindowAttention(Attention):
+    """Attention to the last `window` tokens."""
+
+    def __init__(self, c):
+        super().__init__(c)
+        self.window = c.window
+
+    def forward(self, x, memory, shared, cache=None):
+        (k, v), start = self.keys_values(x), 0                                      # (B, T, K, D)
+        if cache is not None:
+            (k, v), start = cache.append(k, v), cache.pos
+        mix = attend_window_in_blocks if x.size(1) > self.window else attend_window
+        return self.output(x, mix(self.queries(x), k, v, self.window, start)), memory, shared
 
 
 def recur(dt, u, write, read, A, state):
     """s <- exp(dt A) s + (dt u) write^T along dim 2, for n chunks at once, from their states (B, n, E, N).
 
-    dt, u: (B, n, T, E); write, read: (B, n, T, N). Returns y = s read (B, n, T, E), if there is a read, and the last states.
+    dt, u: (B, n, T, E); write, read: (B, n, T, N). Returns y = s read (B, n, T, E), None without read, and the last s.
     """
     y, dtu = [], dt * u
     for t in range(dt.size(2)):
@@ -245,7 +305,7 @@ def selective_scan(dt, u, write, read, A, state, chunk):
     """
     T, chunk = dt.size(1), min(chunk, dt.size(1))
     dt, u, write, read = (F.pad(x, (0, 0, 0, -T % chunk)).unflatten(1, (-1, chunk)) for x in (dt, u, write, read))
-    states = [state]                                                                # padding has dt = 0: the state stays
+    states = [state]                                                                # padding has dt = 0: s stays
     if dt.size(1) > 1:
         _, added = recur(dt, u, write, None, A, torch.zeros_like(state)[:, None])   # (B, n, E, N)
         decay = torch.exp(dt.sum(2)[..., None] * A)                                 # of whole chunks
@@ -256,12 +316,14 @@ def selective_scan(dt, u, write, read, A, state, chunk):
 
 
 class Mamba(nn.Module):
-    def __init__(self, c, layer):
+    """Selective state space; its readout is the memory, if it is the last Mamba layer."""
+
+    def __init__(self, c):
         super().__init__()
-        self.layer, self.chunk, rank = layer, c.scan_chunk, math.ceil(c.d_model / 16)
+        self.chunk, rank = c.scan_chunk, math.ceil(c.d_model / 16)
         self.w_x = nn.Linear(c.d_model, c.d_inner, bias=False)
         self.w_z = nn.Linear(c.d_model, c.d_inner, bias=False)
-        self.conv_weight = nn.Parameter(torch.empty(c.d_conv, c.d_inner))           # the last tap meets the current token
+        self.conv_weight = nn.Parameter(torch.empty(c.d_conv, c.d_inner))           # the last tap: the current token
         self.conv_bias = nn.Parameter(torch.empty(c.d_inner))
         self.w_rank = nn.Linear(c.d_inner, rank, bias=False)
         self.w_dt = nn.Linear(rank, c.d_inner, bias=False)
@@ -272,43 +334,53 @@ class Mamba(nn.Module):
         self.D = nn.Parameter(torch.empty(c.d_inner))
         self.wo = nn.Linear(c.d_inner, c.d_model, bias=False)
 
-    def forward(self, x, shared, cache=None):
-        B, T, wide = *x.shape[:2], torch.promote_types(x.dtype, torch.float32)
-        u, z = self.w_x(x), self.w_z(x)                                             # (B, T, E)
-        if cache is None:
-            u = F.pad(u, (0, 0, len(self.conv_weight) - 1, 0))
-        else:
-            u = cache.roll(cache.k[self.layer], u, 1)
-        u = F.silu(sum((u[:, j:j + T] * w for j, w in enumerate(self.conv_weight)), start=self.conv_bias))
-        dt, u, write, read = (t.to(wide) for t in (self.w_dt(self.w_rank(u)), u, self.w_write(u), self.w_read(u)))
-        dt, A = F.softplus(dt + self.dt_bias), -torch.exp(self.A_log)
-        state = u.new_zeros(B, *A.shape) if cache is None else cache.v[self.layer]
-        if torch.is_grad_enabled():                                                 # autograd would keep the states of all tokens
-            y, state = checkpoint(selective_scan, dt, u, write, read, A, state, self.chunk, use_reentrant=False,
-                                  preserve_rng_state=False)
-        else:
-            y, state = selective_scan(dt, u, write, read, A, state, self.chunk)
-        memory = shared["memory"] = (y + self.D * u).type_as(z)                     # the last Mamba layer's is the one that stays
+    def forward(self, x, memory, shared, cache=None):
+        u, z, T = self.w_x(x), self.w_z(x), x.size(1)                               # (B, T, E)
+        taps = len(self.conv_weight)
+        u = F.pad(u, (0, 0, taps - 1, 0)) if cache is None else roll(cache.u, u)    # (B, taps - 1 + T, E)
+        u = F.silu(sum((u[:, j:j + T] * w for j, w in enumerate(self.conv_weight)), start=self.conv_bias)).type_as(z)
+        inputs = u, self.w_dt(self.w_rank(u)), self.w_write(u), self.w_read(u)
         if cache is not None:
-            cache.v[self.layer].copy_(state)
-        return self.wo(memory * F.silu(z))                                          # (B, T, C)
+            memory, state = self.scan(*inputs, cache.state)
+            cache.state.copy_(state)
+        elif torch.is_grad_enabled():                                               # autograd would keep all states
+            memory, _ = checkpoint(self.scan, *inputs, use_reentrant=False, preserve_rng_state=False)
+        else:
+            memory, _ = self.scan(*inputs)
+        return self.wo(memory * F.silu(z)), memory, shared
+
+    def scan(self, u, dt, write, read, state=None):
+        """Readouts y (B, T, E) and the last state (B, E, N), from the equations' u, w_dt(w_rank(u)), write and read."""
+        wide = torch.promote_types(u.dtype, torch.float32)                          # only in here
+        state = torch.zeros(len(u), *self.A_log.shape, dtype=wide, device=u.device) if state is None else state
+        dt, A = F.softplus(dt.to(wide) + self.dt_bias), -torch.exp(self.A_log)
+        y, state = selective_scan(dt, u.to(wide), write.to(wide), read.to(wide), A, state, self.chunk)
+        return (y + self.D * u).type_as(u), state
 
 
 class GMU(nn.Module):
-    """Gated memory unit: what the last Mamba layer read for a token, through a gate of this layer."""
+    """Gated memory unit: the memory of a token, through a gate that this layer's input makes."""
 
-    def __init__(self, c, layer):
+    def __init__(self, c):
         super().__init__()
-        if c.gmu == "sigmoid":
-            self.w_in = nn.Linear(c.d_model, c.d_inner, bias=False)
-        self.w_gate = nn.Linear(c.d_inner if c.gmu == "sigmoid" else c.d_model, c.d_inner, bias=False)
+        self.w_gate = nn.Linear(c.d_model, c.d_inner, bias=False)
         self.wo = nn.Linear(c.d_inner, c.d_model, bias=False)
 
-    def forward(self, x, shared, cache=None):
-        memory = shared["memory"]                                                   # (B, T, E)
-        if hasattr(self, "w_in"):
-            return self.wo(self.w_in(x) + self.w_gate(memory).sigmoid() * memory)
-        return self.wo(F.silu(self.w_gate(x)) * memory)                             # (B, T, C)
+    def forward(self, x, memory, shared, cache=None):
+        return self.wo(F.silu(self.w_gate(x)) * memory), memory, shared
+
+
+class AddingGMU(nn.Module):
+    """The GMU of gmu="sigmoid": the memory, through a gate that it makes itself, is added to this layer's input."""
+
+    def __init__(self, c):
+        super().__init__()
+        self.w_in = nn.Linear(c.d_model, c.d_inner, bias=False)
+        self.w_gate = nn.Linear(c.d_inner, c.d_inner, bias=False)
+        self.wo = nn.Linear(c.d_inner, c.d_model, bias=False)
+
+    def forward(self, x, memory, shared, cache=None):
+        return self.wo(self.w_in(x) + self.w_gate(memory).sigmoid() * memory), memory, shared
 
 
 class MLP(nn.Module):
@@ -325,14 +397,18 @@ class MLP(nn.Module):
 class Block(nn.Module):
     def __init__(self, c, layer):
         super().__init__()
+        gmu = AddingGMU if c.gmu == "sigmoid" else GMU
+        mixers = {"mamba": Mamba, "window": WindowAttention, "full": FullAttention, "gmu": gmu, "cross": CrossAttention}
         self.attn_norm = RMSNorm(c.d_model, c.norm_eps)
-        self.attn = {"mamba": Mamba, "gmu": GMU}.get(c.mixers[layer], Attention)(c, layer)     # whatever mixes the tokens
+        self.attn = mixers[c.mixers[layer]](c)                                      # any mixer; gpt.py's name
         self.mlp_norm = RMSNorm(c.d_model, c.norm_eps)
         self.mlp = MLP(c.d_model, c.d_ff)
 
-    def forward(self, x, shared, cache=None):
-        x = x + self.attn(self.attn_norm(x), shared, cache)
-        return x + self.mlp(self.mlp_norm(x))
+    def forward(self, x, memory, shared, cache=None):
+        """x (B, T, C) after this block, and what later blocks read: memory (B, T, E), shared keys and values."""
+        mixed, memory, shared = self.attn(self.attn_norm(x), memory, shared, cache)
+        x = x + mixed
+        return x + self.mlp(self.mlp_norm(x)), memory, shared
 
 
 class Model(nn.Module):
@@ -369,8 +445,8 @@ class Model(nn.Module):
                 p.fill_(1.0)
             elif module in ("wo", "w_down", "head") and self.config.zero_init:
                 p.zero_()
-            elif module in ("embed", "wq", "wk", "wv", "wo", "gate", "w_gate", "w_up", "w_down", "head", "w_x", "w_z", "w_rank",
-                            "w_write", "w_read", "w_in"):
+            elif module in ("embed", "wq", "wk", "wv", "wo", "gate", "w_gate", "w_up", "w_down", "head",
+                            "w_x", "w_z", "w_rank", "w_write", "w_read", "w_in"):
                 nn.init.trunc_normal_(p, std=0.02, a=-0.06, b=0.06)
             else:
                 raise ValueError(f"init_weights does not know {name}")
@@ -385,19 +461,23 @@ class Model(nn.Module):
         """
         if idx.size(1) > self.config.max_len:
             raise ValueError(f"{idx.size(1)} tokens are more than max_len {self.config.max_len}")
-        x, shared = self.embed(idx).to(compute_dtype(self.embed.weight)), {}        # (B, T, C); "memory" and "kv", once made
-        for block in self.blocks:
-            x = block(x, shared, cache)
+        x, memory, shared = self.embed(idx).to(compute_dtype(self.embed.weight)), None, None        # (B, T, C)
+        for block, held in zip(self.blocks, [None] * len(self.blocks) if cache is None else cache.layers):
+            x, memory, shared = block(x, memory, shared, held)
         return self.output(x, targets, cache)
 
     def prefill(self, idx, cache):
-        """Takes idx (B, T) into the cache without logits. Later tokens need nothing of these beyond keys and values of the
-        full attention, so neither its attention nor the cross-decoder runs: the time is linear in T."""
-        x, full = self.embed(idx).to(compute_dtype(self.embed.weight)), self.config.mixers.index("full")
-        for block in self.blocks[:full]:
-            x = block(x, {}, cache)
-        k, v = self.blocks[full].attn.keys_values(self.blocks[full].attn_norm(x))
-        cache.append(full, k.transpose(1, 2), v.transpose(1, 2))
+        """Takes idx (B, T) into the cache without logits.
+
+        Later tokens need nothing of these beyond keys and values of the full attention: neither its attention nor the
+        cross-decoder runs, and the time is linear in T.
+        """
+        full = self.config.mixers.index("full")
+        x, memory, shared = self.embed(idx).to(compute_dtype(self.embed.weight)), None, None        # (B, T, C)
+        for block, held in zip(self.blocks[:full], cache.layers):
+            x, memory, shared = block(x, memory, shared, held)
+        block = self.blocks[full]
+        cache.layers[full].append(*block.attn.keys_values(block.attn_norm(x)))
         cache.pos += idx.size(1)
 
     def output(self, x, targets, cache):
@@ -438,6 +518,21 @@ class Model(nn.Module):
             else:
                 out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
         return out
+
+
+def costs(c, T):
+    """(parameters, forward FLOPs per token, numbers read per token) beyond gpt.py's, in a context of T tokens."""
+    d, E, N, kv = c.d_model, c.d_inner, c.d_state, c.n_kv_head * c.d_head
+    cross = 2 * d * d + d * {"none": 0, "elementwise": d, "headwise": c.n_head}[c.gate]
+    full, gains = cross + 2 * d * kv, c.d_head * c.qk_norm
+    matrices = {"mamba": 3 * d * E + 2 * E * math.ceil(d / 16) + 2 * E * N, "window": full, "full": full,
+                "gmu": 2 * d * E + E * E * (c.gmu == "sigmoid"), "cross": cross}
+    vectors = {"mamba": E * (N + c.d_conv + 3), "window": 2 * gains, "full": 2 * gains, "gmu": 0, "cross": gains}
+    mixing = {"mamba": E * (7 * N + 2 * c.d_conv + 3), "window": 4 * d * min(c.window, T), "full": 4 * d * T,
+              "gmu": E * (1 + (c.gmu == "sigmoid")), "cross": 4 * d * T}
+    params = sum(matrices[mixer] + vectors[mixer] for mixer in c.mixers) - c.n_layer * (full + vectors["full"])
+    flops = sum(2 * matrices[mixer] + mixing[mixer] for mixer in c.mixers) - c.n_layer * (2 * full + mixing["full"])
+    return params, flops, c.mixers.count("gmu") * E
 
 
 if __name__ == "__main__":                      # its size, and one training step on random tokens

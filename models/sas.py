@@ -1,34 +1,38 @@
 """SAS: few heads simulate many, with more features for queries and keys.   arXiv:2507.07694
 
-Attention improves with more heads, as long as they stay wide. Simulated attention scores make S heads of every head
-and widen queries and keys from D to D_sim features, by small maps that all tokens share. x (N, D) are one token's N = H
-query or N = K key or value heads:
-    heads      y = conv(x) + a,    y <- y + conv'(relu(y)) + a'      N -> S N channels, S N -> S N, along the D features
-    features   z = y W + b,        z <- z + relu(z) W' + b'          D -> D_sim, D_sim -> D_sim, the same for every head
+Attention improves with more heads, as long as they stay wide. Simulated attention scores make G = n_sim heads of every
+head and widen queries and keys from D to D_sim features, by small maps that all tokens share. With x (N, D), one
+token's N = H query heads or N = K key or value heads:
+    heads(x)      y = expand(x),   y + refine(relu(y))          convolutions along D, N -> G N, G N -> G N channels
+    features(y)   z = expand(y),   z + refine(relu(z))          Linear, D -> D_sim, D_sim -> D_sim, one for all heads
     q <- rope(norm(features(heads(q)))),   k <- rope(norm(features(heads(k)))),   v <- heads(v),    each by its own maps
-    y = softmax(q k^T / sqrt(D_sim) + causal) v                      S groups of H heads, from S groups of K
-    attention output = wo( mean of y over the groups )               parameter-efficient attention aggregation (PEAA)
-simulation="projection" is the form of the authors' blog: no convolution, values shared, a matrix per head, scalars g:
-    q^{s,h} <- rope(norm(q^h W_q^{s,h})),   k^{s,h} <- rope(norm(k^h W_k^{s,h})),                    s = 1 .. S
+    y = softmax(q k^T / sqrt(D_sim) + causal) v                 G groups of H heads, from G groups of K
+    attention output = wo( mean of y over the groups )          parameter-efficient attention aggregation (PEAA)
+simulation="projection" is the form of J. Sun, one of the authors, in "The Architecture Stack" (web.stanford.edu/~jksun/
+blog/llm-architecture.html): no convolution, values shared, a matrix W per head, scalars g. For the groups s = 1 .. G:
+    q^{s,h} <- rope(norm(q^h W_q^{s,h})),   k^{s,h} <- rope(norm(k^h W_k^{s,h}))
     y^h = sum_s g^{s,h} softmax(q^{s,h} k^{s,h}^T / sqrt(D_sim) + causal) v^h
-Costs per layer: S (S + 1) N^2 kernel + 2 S N parameters for each of q, k, v, 2 (D + D_sim + 2) D_sim for features, and
-2 (D_sim - D) norm gains (blog: S (H + K) D D_sim + S H and the gains). Scores cost S D_sim / D times as much, their use
-S times (in training S D_sim / D, by padding). The cache grows as both: it holds simulated keys and values, since making
-them again for every new token would cost far more.
+Costs per layer: G (G + 1) N^2 kernel + 2 G N parameters for each of q, k, v, 2 (D + D_sim + 2) D_sim for features, and
+2 (D_sim - D) norm gains (projection: G (H + K) D D_sim + G H and the gains). Scores cost G D_sim / D times as much,
+their use G times (in training G D_sim / D, by padding). The cache grows as both: it holds simulated keys and values,
+since making them again for every new token would cost far more.
 
 Changed from gpt.py: Config, Config.__post_init__, Cache, Cache.__init__, attend, Attention.__init__, Attention.forward,
     Model.__init__, Model.init_weights
-Equal to gpt.py when: d_sim = d_head, conv copies the heads S times, W = I, and the other maps are 0; in the blog's
-    form, W_q = W_k = I and the g of a head sum to 1.
-Optimizer: W and W' are matrices inside the blocks, for Muon; the other new parameters go to AdamW, undecayed.
-Paper and code: the paper names an MLP and a convolution for both steps; its code convolves heads and maps features, and
-    so does this file. The code has no positions, no norm of q and k, and no shared key/value heads. Here norm and
-    rotation come last: the maps of rotated vectors would not score by distance alone. K key/value heads become S K;
-    group s of the queries reads group s. The code applies wo, with a bias, to each group before the mean: the same, but
-    for the bias. The maps start as PyTorch's Conv1d and Linear, as there. No sizes are in it; the defaults here (at
-    124M 12 heads -> 36, 64 features -> 96, kernel 5) are believed to be the paper's, and unverified.
-Blog: its equations are reconstructed from its text; g starts at 1 / S and W_q, W_k as a Linear, which it does not say.
-    Without norm and rotation D_sim > D would add nothing there: the scores are q^h M k^h^T with M = W_q W_k^T of D x D.
+Equal to gpt.py when: d_sim = d_head, the expand of heads copies them G times, that of features is the identity, and
+    every refine is 0; with projections, W_q = W_k = I and the g of a head sum to 1.
+Optimizer: the weights of features are matrices inside the blocks, for Muon, their biases go to AdamW at adamw_lr;
+    convolutions, W and g go to AdamW at mix_lr, without decay.
+Paper and code:
+  - The paper names an MLP and a convolution for both steps; its code convolves heads and maps features. So does this.
+  - The code has no positions, no norm of q and k, and no shared key/value heads. Here norm and rotation come last: maps
+    of rotated vectors would not score by distance alone. K key/value heads become G K; group s of q reads group s.
+  - The code applies wo, with a bias, to each group before the mean: the same, but for the bias.
+  - The maps start as PyTorch's Conv1d and Linear, as there.
+  - No sizes are in it. The defaults here (at 124M 12 heads -> 36, 64 features -> 96, kernel 5) are believed to be the
+    paper's, and unverified.
+  - Sun's equations are reconstructed from the text, which gives no initial values: here g = 1 / G, and W as a Linear.
+    Without norm and rotation D_sim > D adds nothing there: the scores are q^h M k^h^T with M = W_q W_k^T of D x D.
 """
 import math
 from dataclasses import dataclass
@@ -54,10 +58,10 @@ class Config:
     qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
     gate: str = "none"              # gated attention: none | elementwise | headwise
     zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
-    n_sim: int = 3                  # simulated heads per head (S)
+    n_sim: int = 3                  # simulated heads per head (G)
     d_sim: int | None = None        # features of simulated queries and keys (D_sim); None: 3/2 d_head, made even
     kernel: int = 5                 # width of the convolutions along the features; odd
-    simulation: str = "convolution"  # convolution: the paper's; projection: the blog's, a matrix per simulated head
+    simulation: str = "convolution"  # convolution: the paper's; projection: a matrix per simulated head
 
     def __post_init__(self):
         if self.n_kv_head is None:
@@ -115,7 +119,7 @@ def compute_dtype(weight):
 
 
 class Cache:
-    """Preallocated simulated keys (B, S K, max_len, D_sim) and values (.., D) of each layer; `pos` () tokens held.
+    """Preallocated simulated keys (B, G K, max_len, D_sim) and values (.., D) of each layer; `pos` () tokens held.
 
     Model.forward advances it. Its shapes never change, so that a decoding step compiles once.
     """
@@ -138,8 +142,8 @@ class Cache:
 
 
 def attend(q, k, v, layer, cache):
-    """Causal attention of q (B, T, S H, D_sim) over k (.. S K, D_sim), v (.. S K, D) and the cache -> (.. S H, D)."""
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, S H or S K, T, D_sim or D)
+    """Causal attention of q (B, T, G H, D_sim) over k (.. G K, D_sim), v (.. G K, D) and the cache -> (.. G H, D)."""
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, G H or G K, T, D_sim or D)
     gqa = q.size(1) != k.size(1)
     if cache is None:
         wide = F.pad(v, (0, k.size(-1) - v.size(-1)))                               # flash attention wants one width
@@ -151,7 +155,7 @@ def attend(q, k, v, layer, cache):
 
 
 class SimulatedHeads(nn.Module):
-    """S N heads (B, T, S N, D) from N heads x (B, T, N, D): a residual CNN with the heads as channels."""
+    """G N heads (B, T, G N, D) from N heads x (B, T, N, D): a residual CNN with the heads as channels."""
 
     def __init__(self, c, n_head):
         super().__init__()
@@ -159,12 +163,12 @@ class SimulatedHeads(nn.Module):
         self.refine = nn.Conv1d(c.n_sim * n_head, c.n_sim * n_head, c.kernel, padding="same")
 
     def forward(self, x):
-        y = self.expand(x.flatten(0, 1))                                            # (B T, S N, D)
+        y = self.expand(x.flatten(0, 1))                                            # (B T, G N, D)
         return (y + self.refine(F.relu(y))).unflatten(0, x.shape[:2])
 
 
 class SimulatedFeatures(nn.Module):
-    """(B, T, S N, D_sim) from x (B, T, S N, D): a residual MLP on the features of each head."""
+    """(B, T, G N, D_sim) from x (B, T, G N, D): a residual MLP on the features of each head."""
 
     def __init__(self, c):
         super().__init__()
@@ -177,14 +181,14 @@ class SimulatedFeatures(nn.Module):
 
 
 class ProjectedHeads(nn.Module):
-    """(B, T, S N, D_sim) from x (B, T, N, D): a matrix for each of the S heads made of each head."""
+    """(B, T, G N, D_sim) from x (B, T, N, D): a matrix for each of the G heads made of each head."""
 
     def __init__(self, c, n_head):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(c.n_sim, n_head, c.d_head, c.d_sim))
 
     def forward(self, x):
-        return torch.einsum("btnd,sndf->btsnf", x, self.weight).flatten(2, 3)
+        return torch.einsum("btnd,gndf->btgnf", x, self.weight).flatten(2, 3)
 
 
 class Attention(nn.Module):
@@ -195,7 +199,7 @@ class Attention(nn.Module):
         self.wk = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False)
         self.wv = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False)
         self.wo = nn.Linear(c.n_head * c.d_head, c.d_model, bias=False)
-        self.n_sim = c.n_sim
+        self.n_sim, self.sim_v, self.sim_gate = c.n_sim, None, None                 # values shared, groups averaged
         if c.simulation == "convolution":
             self.sim_q = nn.Sequential(SimulatedHeads(c, c.n_head), SimulatedFeatures(c))
             self.sim_k = nn.Sequential(SimulatedHeads(c, c.n_kv_head), SimulatedFeatures(c))
@@ -213,11 +217,11 @@ class Attention(nn.Module):
         q = self.wq(x).view(B, T, self.n_head, self.d_head)                         # (B, T, H, D)
         k = self.wk(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
         v = self.wv(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
-        q, k = self.sim_q(q), self.sim_k(k)                                         # (B, T, S H or S K, D_sim)
-        v = self.sim_v(v) if hasattr(self, "sim_v") else v.repeat(1, 1, self.n_sim, 1)   # (B, T, S K, D)
+        q, k = self.sim_q(q), self.sim_k(k)                                         # (B, T, G H or G K, D_sim)
+        v = v.repeat(1, 1, self.n_sim, 1) if self.sim_v is None else self.sim_v(v)  # (B, T, G K, D)
         q, k = apply_rope(self.q_norm(q), *rope), apply_rope(self.k_norm(k), *rope)
-        y = attend(q, k, v, self.layer, cache).unflatten(2, (self.n_sim, self.n_head))   # (B, T, S, H, D)
-        y = (y * self.sim_gate[..., None]).sum(2) if hasattr(self, "sim_gate") else y.mean(2)    # PEAA: (B, T, H, D)
+        y = attend(q, k, v, self.layer, cache).unflatten(2, (self.n_sim, self.n_head))   # (B, T, G, H, D)
+        y = y.mean(2) if self.sim_gate is None else (y * self.sim_gate[..., None]).sum(2).type_as(y)    # (B, T, H, D)
         if self.gate is not None:
             y = y * self.gate(x).sigmoid().view(B, T, self.n_head, -1)              # times (B, T, H, D or 1)
         return self.wo(y.reshape(B, T, -1))                                         # (B, T, C)
@@ -345,11 +349,25 @@ class Model(nn.Module):
         return out
 
 
+def costs(c, T):
+    """(parameters, forward FLOPs per token, numbers read per token) beyond gpt.py's, in a context of T tokens."""
+    G, H, K, D, D_sim = c.n_sim, c.n_head, c.n_kv_head, c.d_head, c.d_sim
+    attention, gains = 2 * T * (G * H * (D_sim + D) - 2 * c.d_model), 2 * c.qk_norm * (D_sim - D)
+    if c.simulation == "projection":
+        maps = G * (H + K) * D * D_sim
+        return c.n_layer * (maps + G * H + gains), c.n_layer * (2 * maps + attention + 2 * G * c.d_model), 0
+    heads, features = sum(G * (G + 1) * N * N * c.kernel for N in (H, K, K)), (D + D_sim) * D_sim
+    biases = 2 * G * (H + 2 * K) + 4 * D_sim
+    products = D * heads + G * (H + K) * features
+    params, flops = heads + 2 * features + biases + gains, 2 * products + attention + G * c.d_model
+    return c.n_layer * params, c.n_layer * flops, 0
+
+
 @torch.no_grad()
 def neutral(model):
     """Sets the parameters for which the model is gpt.py's. ValueError for settings without such values."""
     if model.config.simulation != "convolution" or model.config.d_sim != model.config.d_head:
-        raise ValueError("sas copies gpt.py's heads with d_sim = d_head and its own simulation alone")
+        raise ValueError("sas copies gpt.py's heads with d_sim = d_head and simulation=convolution alone")
     for module in model.modules():
         if isinstance(module, (SimulatedHeads, SimulatedFeatures)):
             for p in module.parameters():
