@@ -173,9 +173,14 @@ class MLP(nn.Module):
         return self.w_down(F.silu(self.w_gate(x)) * self.w_up(x))
 
 
-def length(v):
-    """Norms (B, T, 1) of v (B, T, C), at least 1e-6: a quotient by them and its gradient exist at v = 0."""
-    return v.square().sum(-1, keepdim=True).clamp(min=1e-12).sqrt()
+def dot(x, y):
+    """<x, y> (B, T, 1) of x, y (B, T, C)."""
+    return (x * y).sum(-1, keepdim=True)
+
+
+def root(square):
+    """The square root, at least 1e-6: a quotient by it and its gradient exist at |v| = 0."""
+    return square.clamp(min=1e-12).sqrt()
 
 
 class Geodesic(nn.Module):
@@ -189,25 +194,24 @@ class Geodesic(nn.Module):
         self.project = c.update == "geodesic"
 
     def weights(self, x, g):
-        """a, b (B, T, 1): the new state is a x + b g."""
-        radius, step = length(x), self.scale * self.decay
+        """a, b (B, T, 1): the new state cos(theta) x + sin(theta) |x| v / |v| is a x + b g."""
+        xx, xg, gg, step = dot(x, x), dot(x, g), dot(g, g), self.scale * self.decay
         if self.project:
-            along = (x * g).sum(-1, keepdim=True) / radius.square()
-            size = length(g - along * x)                                            # |v|
-            theta = (step * (size / radius).clamp(max=math.pi / 4)).clamp(-math.pi / 4, math.pi / 4)
-            b = theta.sin() * radius / size
+            along = xg / xx                                                         # v = g - along x
+            norm_x, norm_v = root(xx), root(gg - along * xg)
+            theta = (step * (norm_v / norm_x).clamp(max=math.pi / 4)).clamp(-math.pi / 4, math.pi / 4)
+            b = theta.sin() * norm_x / norm_v
             return theta.cos() - b * along, b
-        size = length(g)
-        theta = step * size / radius
-        a, b = theta.cos(), theta.sin() * radius / size
-        back = radius / length(a * x + b * g)                                       # to the sphere
+        norm_x, norm_v = root(xx), root(gg)                                         # v = g
+        theta = step * norm_v / norm_x
+        a, b = theta.cos(), theta.sin() * norm_x / norm_v
+        back = norm_x / root(a * a * xx + 2 * a * b * xg + b * b * gg)              # the norm that a x + b g has lost
         return a * back, b * back
 
     def forward(self, x, g):
         dtype = torch.promote_types(x.dtype, torch.float32)
-        y, g = x.to(dtype), g.to(dtype)
-        a, b = self.weights(y, g)
-        return (a * y + b * g).type_as(x)
+        a, b = self.weights(x.to(dtype), g.to(dtype))
+        return (a * x + b * g).type_as(x)
 
 
 class Block(nn.Module):
@@ -275,7 +279,7 @@ class Model(nn.Module):
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
         if self.config.update in ("geodesic", "unprojected"):
-            x = F.rms_norm(x, x.shape[-1:], eps=self.config.norm_eps)               # onto the sphere
+            x = F.rms_norm(x, x.shape[-1:], eps=self.config.norm_eps).type_as(x)    # onto the sphere
         for block in self.blocks:
             x = block(x, rope, cache)
         return self.output(x, targets, cache)
