@@ -10,3 +10,4 @@ BAD = [
     dict(position="x"), dict(conv="x"), dict(kernel=2), dict(kernel=-1), dict(width=0), dict(kernel=0, width=8),
     dict(conv="heads", width=8), dict(conv="heads", kernel=9),
 ]
+CHANGED = ("F.leaky_relu", "F.elu")

@@ -8,3 +8,4 @@ NEUTRAL = [
 BAD = [
     dict(period=0), dict(period=4), dict(dilation=0), dict(dilation=4), dict(dilation=3, period=2),
 ]
+CHANGED = ("torch.empty(len(self.sources))", "torch.empty(len(self.sources), c.d_model)")

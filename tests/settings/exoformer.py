@@ -12,3 +12,4 @@ BAD = [
     dict(gate="headwise"), dict(gate="none"), dict(mix_streams="qq"), dict(mix_streams="qk", norm_streams="v"),
     dict(anchor="first_layer", n_layer=1),
 ]
+CHANGED = ("self.lambda_anchor[s]", "self.lambda_anchor[s].tanh()")

@@ -9,3 +9,4 @@ NEUTRAL = [
 BAD = [
     dict(update="x"), dict(decay="x"), dict(decay_rate=0.0), dict(decay_rate=1.5),
 ]
+CHANGED = ("math.pi / 4", "math.pi / 6")

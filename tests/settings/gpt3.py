@@ -5,3 +5,4 @@ CASES = [
 BAD = [
     dict(n_head=5), dict(n_kv_head=3), dict(max_len=0), dict(rope_theta=10000.0),
 ]
+CHANGED = ('approximate="tanh"', 'approximate="none"')

@@ -13,3 +13,4 @@ BAD = [
     dict(connection="x"), dict(n_streams=0), dict(connection="static", tanh=False), dict(sinkhorn_steps=0),
     dict(map_norm="x"), dict(connection="manifold", map_norm="rms"),
 ]
+CHANGED = ("z.tanh()", "z.sin()")

@@ -9,3 +9,4 @@ BAD = [
     dict(top_k=3), dict(d_model=20, n_head=2), dict(balance_loss=-0.1),
 ]
 ROUNDING = 1e-12                # of causality: a token more or less gives the experts other numbers of rows
+CHANGED = ("s.norm(dim=-1, keepdim=True)", "s.abs().sum(-1, keepdim=True)")

@@ -8,3 +8,4 @@ NEUTRAL = [
 BAD = [
     dict(n_layer=1),
 ]
+CHANGED = ("F.gelu(self.w1(", "F.silu(self.w1(")

@@ -5,3 +5,4 @@ CASES = [
 BAD = [
     dict(d_model=48), dict(rope_theta=0.0),
 ]
+CHANGED = ("F.gelu(self.w_up(x))", "F.relu(self.w_up(x)).square()")

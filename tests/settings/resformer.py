@@ -8,3 +8,4 @@ NEUTRAL = [
 BAD = [
     dict(value_mix="x"), dict(last_k=3),
 ]
+CHANGED = ("self.lambda1.softmax(0)", "self.lambda1.sigmoid()")

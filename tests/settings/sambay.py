@@ -6,3 +6,4 @@ CASES = [
 BAD = [
     dict(window=1), dict(gmu="x"), dict(n_layer=1), dict(scan_chunk=0),
 ]
+CHANGED = ("F.silu(self.w_gate(x)) * memory", "F.gelu(self.w_gate(x)) * memory")

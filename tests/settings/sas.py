@@ -9,3 +9,4 @@ NEUTRAL = [
 BAD = [
     dict(n_sim=0), dict(d_sim=6), dict(d_sim=9), dict(kernel=4), dict(kernel=-1), dict(simulation="x"),
 ]
+CHANGED = ("self.refine(F.relu(y))", "self.refine(F.silu(y))")
