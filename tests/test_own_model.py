@@ -60,7 +60,7 @@ def changed(name):
     lines = source.splitlines(keepends=True)
     for node in reversed(ast.parse(source).body):
         if isinstance(node, ast.FunctionDef) and node.name in ("costs", "neutral"):
-            del lines[node.lineno - 1:node.end_lineno]
+            del lines[min(node.lineno, *(d.lineno for d in node.decorator_list), node.end_lineno) - 1:node.end_lineno]
     return "".join(lines)
 
 
