@@ -18,11 +18,11 @@ import models  # noqa: E402
 torch.set_num_threads(1)                # the tests are small; more threads only wait for each other
 
 # What `-m quick` takes: whole files, and tests by the beginning of their names. Of tests that run over all models it takes
-# those of an own file, and of test_models.py every default setting.
+# those of an own file, of test_models.py every default setting, and in each file the first case of test_equations.
 QUICK = {
-    "test_copies": [""], "test_names": [""], "test_muon": [""], "test_presets": [""],
+    "test_copies": [""], "test_names": [""], "test_muon": [""],
     "test_compile": ["test_one_graph_forward_and_backward[gpt-default]", "test_one_graph_to_decode[gpt]"],
-    "test_gpt": ["test_equations", "test_initial_values"],
+    "test_gpt": ["test_initial_values"],
     "test_train": ["test_log_and_run_folder", "test_lr_schedules", "test_every_model_learns_and_resumes[gpt]",
                    "test_what_must_not_change_the_losses", "test_a_few_steps_are_all_warm_up"],
     "test_data_prep": ["test_shard", "test_bad_shards", "test_ids", "test_tokenizers", "test_an_epoch", "test_batch", "test_order",
@@ -50,9 +50,13 @@ def is_quick(item):
 
 
 def pytest_collection_modifyitems(config, items):
+    compared = set()                    # files of which the first equation is in
     for item in items:
         if item.get_closest_marker("full"):
             if not config.getoption("--full"):
                 item.add_marker(pytest.mark.skip(reason="slow: --full runs it"))
         elif is_quick(item):
+            item.add_marker(pytest.mark.quick)
+        elif item.name.startswith("test_equations") and item.path not in compared:
+            compared.add(item.path)
             item.add_marker(pytest.mark.quick)
