@@ -29,6 +29,13 @@ QUICK = {
                        "test_negative", "test_val_batches", "test_fingerprint", "test_documents"],
 }
 
+# What only --full takes. Of tests over all models the default run keeps own files and every fifth.
+SLOW = {
+    "test_endurance": ["test_ranks", "test_fuzz"],
+    "test_train": ["test_a_model_file_runs_alone", "test_self_report"],
+    "test_eval": ["test_generate_until"],
+}
+
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="also the slow tests: the whole matrix of models and settings")
@@ -39,24 +46,36 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "full: slow; runs with --full only")
 
 
+def model_of(item):
+    """The model that a test is about, or None."""
+    name = item.callspec.params.get("name") if hasattr(item, "callspec") else None
+    return name if name in models.names() else None
+
+
+def begins(item, table):
+    return any(item.name.startswith(begin) for begin in table.get(item.path.stem, ()))
+
+
+def is_slow(item):
+    name = model_of(item)
+    kept = name and (name in models.names()[::5] or not settings.belongs(name))
+    return item.get_closest_marker("full") or begins(item, SLOW) and not kept
+
+
 def is_quick(item):
-    file, options = item.path.stem, getattr(item, "callspec", None) and item.callspec.params or {}
-    name = options.get("name")
-    if name in models.names() and not settings.belongs(name):
-        return True
-    if file == "test_models" and (name is None or not options.get("options")):
-        return True
-    return any(item.name.startswith(begin) for begin in QUICK.get(file, ()))
+    name, of_models = model_of(item), item.path.stem == "test_models"
+    own = name and not settings.belongs(name)
+    return own or of_models and not (name and item.callspec.params.get("options")) or begins(item, QUICK)
 
 
 def pytest_collection_modifyitems(config, items):
-    compared = set()                    # files of which the first equation is in
+    compared = set()                    # files of which the first equation is quick already
     for item in items:
-        if item.get_closest_marker("full"):
+        equation = item.name.startswith("test_equations") and item.path not in compared
+        compared |= {item.path} if equation else set()
+        if is_slow(item):
+            item.add_marker(pytest.mark.full)
             if not config.getoption("--full"):
                 item.add_marker(pytest.mark.skip(reason="slow: --full runs it"))
-        elif is_quick(item):
-            item.add_marker(pytest.mark.quick)
-        elif item.name.startswith("test_equations") and item.path not in compared:
-            compared.add(item.path)
+        elif is_quick(item) or equation:
             item.add_marker(pytest.mark.quick)
