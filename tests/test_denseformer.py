@@ -1,7 +1,7 @@
 """DenseFormer (arXiv:2402.02622): its equations in float64, its counts, and muddformer.py's form of it."""
 import pytest
 import torch
-from test_equations import add, attend, compare, float64, mlp_sublayer, norm, project, setup  # noqa: F401  (float64: autouse)
+from reference import add, attend, compare, float64, mlp_sublayer, norm, project, setup  # noqa: F401  (float64: autouse)
 
 import models
 from nanodepth import record
