@@ -7,7 +7,6 @@ import torch
 from forked import Scripts
 from reference import add, compare, float64, linear, mlp_sublayer, norm, project, reference_logits, rope, setup, sigmoid, softmax  # noqa: F401
 
-import analyze
 import models
 from nanodepth import record
 
@@ -112,7 +111,7 @@ def test_equations_of_dape(options):
 def test_the_probes_see_the_attention(options):
     model, p, c, idx, _ = setup("dape", **options)
     maps, seen = [], []
-    with analyze.SeeAttention(maps.append):
+    with record.SeeAttention(maps.append):
         model(idx[:1])
     dape(p, c, [p["embed.weight"][i] for i in idx[0].tolist()], seen=seen)
     assert len(maps) == 2
