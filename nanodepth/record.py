@@ -21,7 +21,7 @@ def watch(model, idx, modules):
 def stats(name, model, idx):
     """What the mechanism of model `name` does on idx (B, T), for the log: {quantity: [a number per layer]}.
 
-    From probes/NAME.py; without that file the mean output gates, if the model has them, in the field `gate` of its Config.
+    From probes/NAME.py; without that file the mean output gates, if the field `gate` of the model's Config says so.
     """
     probe = probes.find(name)
     if probe:
