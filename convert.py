@@ -4,9 +4,9 @@
     python convert.py muddformer DIR --out runs/mudd                  folder of MUDDFormer-2.8B: config.json and weights
     python convert.py llama DIR --out runs/llama                      folder of a LlamaForCausalLM
 
-Weights become fp32 (4 bytes a parameter, in memory too); .safetensors files need the package safetensors. Every tensor must
-find its place, and a setting that our models do not have is refused. The tokenizer: ExoFormer has GPT-2's, a folder's
-tokenizer.json is copied, --tokenizer names another.
+Weights become fp32 (4 bytes a parameter, in memory too); .safetensors files need the package safetensors. Every tensor
+must find its place, and a setting that our models do not have is refused. The tokenizer: ExoFormer has GPT-2's, a
+folder's tokenizer.json is copied, --tokenizer names another.
 """
 import json
 import math
@@ -60,15 +60,15 @@ def pairs(ours, theirs, table):
 
 
 # ------------------------------------------------------------------------------------------------------------ layouts
-# A layout takes the published config and tensors, and returns our model's name, its Config fields, where its parameters come
-# from {ours: theirs, or (theirs, which of n equal blocks of rows, n)}, and a pattern of the names that it does not need.
+# A layout takes the published config and tensors, and returns our model's name, its Config fields, where its parameters
+# come from {ours: theirs, or (theirs, which of n equal blocks of rows, n)}, and a pattern of names it does not need.
 
 
 def exoformer(args, tensors):
     """OBPM: q, k, v and the gate are one matrix, and so are value and gate of the MLP; lambda 1 is the anchor's."""
-    need({"act_type": "gelu", "norm_pos": "after", **args}, act_type="swiglu", norm_pos="before", rmsnorm_use_weight=True,
-         rmsnorm_use_bias=False, clip_qkv=None, yarn_enabled=False, logit_soft_cap=None, embedding_layer0_mix_enabled=False,
-         anchor_delta_enabled=False)
+    need({"act_type": "gelu", "norm_pos": "after", **args}, act_type="swiglu", norm_pos="before",
+         rmsnorm_use_weight=True, rmsnorm_use_bias=False, clip_qkv=None, yarn_enabled=False, logit_soft_cap=None,
+         embedding_layer0_mix_enabled=False, anchor_delta_enabled=False)
     for flag, name in dict(smear_gate_enabled="smear_lambda", per_layer_backout="backout_lambdas").items():
         if tensors[name].any() if name in tensors else setting(args, flag, bool):
             raise UserError(f"{flag} cannot be converted, unless {name} is 0")
@@ -83,8 +83,8 @@ def exoformer(args, tensors):
              "head.weight": "transformer.wte.weight" if tied else "lm_head.weight"}
     for i in depth:
         ours, theirs = f"blocks.{i}.", f"transformer.layers.{i}."
-        names |= pairs(ours, theirs, "attn_norm=attn_norm attn.q_norm=attn.q_norm attn.k_norm=attn.k_norm attn.wo=attn.c_proj "
-                                     "mlp_norm=mlp_norm mlp.w_down=mlp.fc2")
+        names |= pairs(ours, theirs, "attn_norm=attn_norm attn.q_norm=attn.q_norm attn.k_norm=attn.k_norm "
+                                     "attn.wo=attn.c_proj mlp_norm=mlp_norm mlp.w_down=mlp.fc2")
         for at, w in enumerate(("wq", "wk", "wv", "gate")[:n]):
             names[f"{ours}attn.{w}.weight"] = theirs + "attn.c_attn.weight", [at], n
         for at, w in enumerate(("w_up", "w_gate")):
@@ -101,7 +101,8 @@ def exoformer(args, tensors):
         norm_eps=setting(args, "rmsnorm_eps", float), tie_embeddings=tied, qk_norm=setting(args, "qk_norm", bool),
         gate="elementwise" if n == 4 else "none")
     unmixed = "|".join(s for s in streams if s not in mixed) or "-"
-    unread = rf"smear_gate\.weight|smear_lambda|backout_lambdas|anchor_({unmixed})_norm\.weight|.*\.({unmixed})_res_norm\.weight"
+    unread = (r"smear_gate\.weight|smear_lambda|backout_lambdas"
+              rf"|anchor_({unmixed})_norm\.weight|.*\.({unmixed})_res_norm\.weight")
     if not external:
         unread += r"|.*\.[vg]_norm\.weight"                                        # of the later layers in model2.py
     if not mixed:
@@ -114,18 +115,21 @@ def exoformer(args, tensors):
     names["anchor.proj.weight"] = "anchor_proj.weight", which, n
     return "exoformer", dict(
         config, mix_streams=mixed, norm_streams=normed, mixing="dynamic" if dynamic else "static",
-        anchor="external" if external else "first_layer", granularity=setting(args, "residual_mode", str)), names, unread
+        anchor="external" if external else "first_layer",
+        granularity=setting(args, "residual_mode", str)), names, unread
 
 
 def exoformer_norms(args, tensors, streams, external):
     """{stream: the tensor with the gain of its anchor's norm}.
 
-    Anchors of a first layer: the tensors tell which of the authors' files made them. oldmodels/model2.py normalises all (it
-    has v_norm), model3.py and later what the flags say (v_res_norm, g_res_norm), model1.py none, whatever the flags. Without
-    such a tensor it is model1.py, unless the flags ask for neither v nor g and anchor_delta_enabled, which model.py dropped,
-    is missing. Normalised anchors of q and k are the first layer's after its QK norm, so they have its gains.
+    Anchors of a first layer: the tensors tell which of the authors' files made them. oldmodels/model2.py normalises all
+    (it has v_norm), model3.py and later what the flags say (v_res_norm, g_res_norm), model1.py none, whatever they say.
+    Without such a tensor it is model1.py, unless the flags ask for neither v nor g and anchor_delta_enabled, which
+    model.py dropped, is missing. Normalised anchors of q and k are the first layer's after its QK norm, so they have its
+    gains.
     """
-    at, flagged = "transformer.layers.0.attn.", [s for s in streams if setting(args, f"{s}_residual_norm_enabled", bool)]
+    at = "transformer.layers.0.attn."
+    flagged = [s for s in streams if setting(args, f"{s}_residual_norm_enabled", bool)]
     if external:
         return {s: f"anchor_{s}_norm.weight" for s in flagged}
     if at + "v_norm.weight" in tensors:
@@ -137,7 +141,7 @@ def exoformer_norms(args, tensors, streams, external):
 
 
 def muddformer(config, tensors):
-    """MUDDFormer: w1, w3, w2 of the MLP are gate, up and down; block i is followed by dense_bs.i and dynamic_dense.i."""
+    """MUDDFormer: w1, w3, w2 of the MLP are gate, up and down; dense_bs.i and dynamic_dense.i come after block i."""
     need(config, model_type="muddformer", dense=True, dynamic_dense=True, dense_type="qkvr", sepln=True,
          tie_word_embeddings=False)
     depth, d, n_head = layers(config, "n_layer", tensors), setting(config, "dim", int), setting(config, "n_head", int)
@@ -145,13 +149,14 @@ def muddformer(config, tensors):
     released = setting(config, "round64", bool, False)
     if released != setting(config, "expand_last", bool, False):
         raise UserError(f"round64 {released} with expand_last {not released} cannot be converted, only both or neither")
-    names = {"embed.weight": "tok_embeddings.weight", "final_norm.weight": "norm.weight", "head.weight": "output.weight"}
+    names = {"embed.weight": "tok_embeddings.weight", "final_norm.weight": "norm.weight",
+             "head.weight": "output.weight"}
     for i in depth:
         ours, theirs, mixture = f"blocks.{i}.", f"layers.{i}.", f"aggregate.{i + 1}.weights."
         names |= pairs(ours + "attn.", theirs + "attention.", "wq=wq wk=wk wv=wv wo=wo q_norm=q_norm k_norm=k_norm")
         names |= pairs(ours, theirs + "feed_forward.", "mlp.w_gate=w1 mlp.w_up=w3 mlp.w_down=w2")
-        names |= pairs(ours, theirs, "q_in_norm=attention_norms.0 k_in_norm=attention_norms.1 v_in_norm=attention_norms.2"
-                       if i else "q_in_norm=attention_norm")
+        names |= pairs(ours, theirs, "q_in_norm=attention_norms.0 k_in_norm=attention_norms.1 "
+                                     "v_in_norm=attention_norms.2" if i else "q_in_norm=attention_norm")
         names |= pairs(mixture, f"dynamic_dense.{i}.", "w1=w1 w2=w2")
         names |= {mixture + "a": f"dense_bs.{i}", ours + "mlp_norm.weight": theirs + "ffn_norm.weight"}
     return "muddformer", dict(
@@ -176,8 +181,9 @@ def llama(config, tensors):
     embed, head = "model.embed_tokens.weight", "lm_head.weight"
     names = {"embed.weight": embed, "final_norm.weight": "model.norm.weight", "head.weight": embed if tied else head}
     for i in depth:
-        names |= pairs(f"blocks.{i}.", f"model.layers.{i}.", "attn_norm=input_layernorm mlp_norm=post_attention_layernorm "
-                       "attn.wq=self_attn.q_proj attn.wk=self_attn.k_proj attn.wv=self_attn.v_proj attn.wo=self_attn.o_proj "
+        names |= pairs(f"blocks.{i}.", f"model.layers.{i}.",
+                       "attn_norm=input_layernorm mlp_norm=post_attention_layernorm attn.wq=self_attn.q_proj "
+                       "attn.wk=self_attn.k_proj attn.wv=self_attn.v_proj attn.wo=self_attn.o_proj "
                        "mlp.w_gate=mlp.gate_proj mlp.w_up=mlp.up_proj mlp.w_down=mlp.down_proj")
     twice = tied and {embed, head} <= set(tensors) and torch.equal(tensors[embed], tensors[head])
     return "gpt", dict(
@@ -194,7 +200,7 @@ LAYOUTS = {"exoformer": exoformer, "muddformer": muddformer, "llama": llama}
 
 
 def read_file(path):
-    """The object in a .json, a .safetensors or a torch file (tensors and plain values only). UserError if there is none."""
+    """The object in a .json, .safetensors or torch file, of tensors and plain values alone. UserError if there is none."""
     try:
         if path.suffix == ".json":
             value = json.loads(path.read_bytes())
@@ -222,14 +228,15 @@ def read(layout, source):
     else:
         saved, tensors, config = {}, {}, read_file(source / "config.json")
         files = set(source.glob("*.safetensors")) or set(source.glob("pytorch_model*.bin"))
-        for index in sorted(source.glob("*.index.json"))[:1]:          # of shards; model.safetensors. before pytorch_model.bin.
+        for index in sorted(source.glob("*.index.json"))[:1]:  # of shards; model.safetensors. before pytorch_model.bin.
             files = {source / str(name) for name in setting(read_file(index), "weight_map", dict).values()}
         parts = map(read_file, sorted(files))
     for part in parts:
         for name, tensor in part.items():
             name = str(name).removeprefix("_orig_mod.")
             if name in tensors or not isinstance(tensor, torch.Tensor):
-                raise UserError(f"{source} has {name} twice" if name in tensors else f"{name} in {source} is not a tensor")
+                raise UserError(f"{source} has {name} twice" if name in tensors
+                                else f"{name} in {source} is not a tensor")
             tensors[name] = tensor
     if not tensors:
         raise UserError(f"{source} has no tensors" + " (*.safetensors or pytorch_model*.bin)" * (layout != "exoformer"))
@@ -245,7 +252,8 @@ def fill(model, names, tensors, unread):
             raise UserError(f"the tensor {theirs} is missing")
         tensor, shape = tensors[theirs], (like.shape[0] // len(which) * n, *like.shape[1:])
         if [k for k in tensor.shape if k > 1] != [k for k in shape if k > 1] or not tensor.is_floating_point():
-            raise UserError(f"{theirs} is {tuple(tensor.shape)}, {tensor.dtype}: by its config it must be {shape}, a float")
+            raise UserError(f"{theirs} is {tuple(tensor.shape)}, {tensor.dtype}: "
+                            f"by its config it must be {shape}, a float")
         if (theirs, *which) not in made:                                            # tied weights stay one
             blocks = tensor.reshape(shape).chunk(n)
             made[theirs, *which] = torch.cat([blocks[at] for at in which]).float()
@@ -266,7 +274,8 @@ def choose_tokenizer(asked, layout, source, vocab_size):
     if layout == "exoformer":
         return "gpt2", None, None
     if not (source / "tokenizer.json").exists():
-        raise UserError(f"{source} has no tokenizer.json: add --tokenizer gpt2, byte or the path of a file of merge ranks")
+        raise UserError(f"{source} has no tokenizer.json: "
+                        "add --tokenizer gpt2, byte or the path of a file of merge ranks")
     read_file(source / "tokenizer.json")
     return "tokenizer.json", source / "tokenizer.json", "tokenizer.json"
 
@@ -281,11 +290,12 @@ def convert(layout, source, out, asked=None):
         model = models.build(name, **config)
     state, rest = fill(model, names, tensors, unread)
     tokenizer, file, copy = choose_tokenizer(asked, layout, source, model.config.vocab_size)
-    run = {"model": name, "model_config": asdict(model.config), "tokenizer": tokenizer, "data": {"path": "", "fingerprint": ""},
-           "options": {"model": name, "preset": "converted", "seq_len": min(2048, model.config.max_len), "dtype": "fp32"},
+    options = {"model": name, "preset": "converted", "seq_len": min(2048, model.config.max_len), "dtype": "fp32"}
+    run = {"model": name, "model_config": asdict(model.config), "tokenizer": tokenizer,
+           "data": {"path": "", "fingerprint": ""}, "options": options,
            "converted": {"layout": layout, "source": str(source), "config": published}}
-    checkpoint = {"model": state, "optimizers": [], "step": step, "tokens": tokens, "rng": torch.empty(0, dtype=torch.uint8),
-                  "config": run, "tokenizer": tokenizer}
+    checkpoint = {"model": state, "optimizers": [], "step": step, "tokens": tokens, "config": run,
+                  "rng": torch.empty(0, dtype=torch.uint8), "tokenizer": tokenizer}
     temporary = out.with_name(f"{out.name}.tmp{os.getpid()}")                       # becomes `out` when it is whole
     try:
         text = json.dumps(run, indent=1).encode()
@@ -295,7 +305,7 @@ def convert(layout, source, out, asked=None):
         if file:
             shutil.copyfile(file, temporary / copy)
         os.rename(temporary, out)
-    except TypeError as e:                                                          # a tensor in model_args, for instance
+    except TypeError as e:                                                        # a tensor in model_args, for instance
         raise UserError(f"the config of {source} has more than plain values: {one_line(e)}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

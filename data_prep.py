@@ -9,10 +9,7 @@
 The format is described in nanodepth/shards.py. Text that spells the end-of-text token stays ordinary text.
 """
 import contextlib
-import gzip
 import hashlib
-import json
-import lzma
 import os
 import platform
 import re
@@ -21,7 +18,6 @@ import shutil
 import sys
 import sysconfig
 import time
-import zlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,79 +28,11 @@ from tqdm import tqdm
 from nanodepth.download import complete, fetch_shard
 from nanodepth.options import Parser, UserError, exit_code
 from nanodepth.shards import CHUNK, Data, Writer, read_shard, split_of, write_meta
-from nanodepth.tokenizers import EOT, MAX_VOCAB, load_tokenizer, token_bytes, train_bpe
+from nanodepth.texts import documents
+from nanodepth.tokenizers import MAX_VOCAB, load_tokenizer, token_bytes, train_bpe
 
 SHARD_TOKENS = 100_000_000
 FINEWEB_URL = "https://huggingface.co/datasets/kjj0/finewebedu10B-gpt2/resolve/main/"
-
-# --------------------------------------------------------------------------------------------------------- reading text
-
-
-def documents(files, field="text", label="reading"):
-    """Yields the text of each document of .txt and .jsonl files, either one plain, .gz or .xz, in order.
-
-    Empty documents are left out. UserError naming file and line for what cannot be read.
-    """
-    total = sum(os.path.getsize(file) for file in files)
-    with tqdm(total=total, unit="B", unit_scale=True, desc=label, disable=None, leave=False) as bar:
-        for file in files:
-            lines = read_lines(file, bar)
-            yield from jsonl_documents(lines, file, field) if ".jsonl" in Path(file).suffixes else text_documents(lines, file)
-
-
-def read_lines(file, bar):
-    """Yields (number from 1, bytes) of the lines of a file, unpacked, without a byte order mark; moves the progress bar."""
-    with open(file, "rb") as disk:
-        unpacked = {".gz": gzip.open, ".xz": lzma.open}.get(Path(file).suffix, lambda f: f)(disk)
-        before = bar.n
-        try:
-            for i, line in enumerate(unpacked, 1):
-                if i % 64 == 0:
-                    bar.update(disk.tell() - bar.n + before)
-                yield i, line.removeprefix(b"\xef\xbb\xbf") if i == 1 else line
-        except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as e:
-            raise UserError(f"{file}: broken or truncated archive ({e})") from None
-        bar.update(disk.tell() - bar.n + before)
-
-
-def decode(raw, file, line):
-    """The text of some bytes that begin in this line of a file. UserError naming the line if they are not UTF-8."""
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as e:
-        line += raw[:e.start].count(b"\n")
-        raise UserError(f"{file}:{line}: not UTF-8 text (byte 0x{raw[e.start]:02x}): convert it") from None
-
-
-def text_documents(lines, file):
-    """Documents of a .txt file: lines of only <|endoftext|> separate them, and the line break before one belongs to it."""
-    begin, document = 1, []
-    for i, line in lines:
-        if line.rstrip(b"\r\n") != EOT.encode():
-            document.append(line)
-            continue
-        raw = b"".join(document).removesuffix(b"\n").removesuffix(b"\r")
-        if raw:
-            yield decode(raw, file, begin)
-        begin, document = i + 1, []
-    if document:
-        yield decode(b"".join(document), file, begin)
-
-
-def jsonl_documents(lines, file, field):
-    """Documents of a .jsonl file: an object a line, its text in `field`; blank lines do not count."""
-    for i, line in lines:
-        if not line.strip():
-            continue
-        line = decode(line.removeprefix(b"\xef\xbb\xbf"), file, i)                   # of files put one behind the other
-        try:
-            text = json.loads(line)[field].encode("utf-8", "replace").decode()      # half a surrogate pair is no text
-        except (ValueError, KeyError, TypeError, AttributeError) as e:
-            raise UserError(f"{file}:{i}: not a JSON object with text in the field {field!r} "
-                            f"({type(e).__name__}): correct the line or name the --field") from None
-        if text:
-            yield text
-
 
 # ----------------------------------------------------------------------------------------------------- filling a folder
 
@@ -151,7 +79,7 @@ def encode(texts, encoding):
 
 
 def fill_folder(folder, texts, tokenizer, source, val_frac, shard_tokens=SHARD_TOKENS):
-    """Writes shards, token_bytes.npy and meta.json for texts, an iterable of (split, text); returns the contents of meta.json.
+    """Writes shards, token_bytes.npy and meta.json for texts, an iterable of (split, text); returns the last.
 
     If no document fell to validation, the last val_frac of the train tokens are moved there, as a document of its own.
     """
@@ -177,7 +105,8 @@ def fill_folder(folder, texts, tokenizer, source, val_frac, shard_tokens=SHARD_T
         n_bytes["train"] -= n_bytes["val"]
     for split, writer in writers.items():
         if writer.tokens < 2:
-            raise UserError(f"no text for the {split} split in {source}: give more text" + (" (or --val FILES)" if split == "val" else ""))
+            or_files = " (or --val FILES)" if split == "val" else ""
+            raise UserError(f"no text for the {split} split in {source}: give more text{or_files}")
         writer.close()
     splits = {k: {"tokens": w.tokens, "bytes": n_bytes[k], "documents": w.documents} for k, w in writers.items()}
     return write_meta(folder, tokenizer, encoding.n_vocab, widths, splits, train.shards | val.shards, source)
@@ -187,7 +116,7 @@ def fill_folder(folder, texts, tokenizer, source, val_frac, shard_tokens=SHARD_T
 
 
 def find_folder(name, make=True):
-    """The folder of train.py's --data: a path, or a name under data/; the default one is made if it is missing and `make`."""
+    """The folder of train.py's --data: a path, or a name under data/. If `make`, a missing default folder is made."""
     folder = Path(name) if Path(name).is_dir() else Path("data") / name
     if make and name == "stdlib" and not folder.exists():
         print("preparing data/stdlib, the Python standard library's own source text (once)", flush=True)
@@ -198,37 +127,47 @@ def find_folder(name, make=True):
 def prepare_stdlib(out="data/stdlib", tokenizer="byte") -> dict:
     """The .py sources of the running Python's standard library, without tests, as a data folder; returns its meta.json.
 
-    About 5% of the files, chosen by a hash of their path, are for validation. The same Python gives the same shards. A folder
-    that is there already is used as it is. Raises UserError without sources or if `out` is something else.
+    A folder that is there already is used as it is. UserError without sources or if `out` is something else.
     """
     out = Path(os.path.realpath(out))
     if not os.path.exists(out / "meta.json"):
         check_free(out)
-        root = Path(sysconfig.get_paths()["stdlib"])
-        skip = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "__pycache__"}
-        names = []
-        for folder, below, files in os.walk(root):
-            below[:] = [d for d in below if d not in skip and not d.startswith("config-")]      # config-*: of this machine
-            names += [(Path(folder) / f).relative_to(root).as_posix() for f in files
-                      if f.endswith(".py") and not f.startswith("_sysconfigdata")]
-        texts = []
-        for name in sorted(names):
-            with contextlib.suppress(UnicodeDecodeError, FileNotFoundError):                    # a dangling link is no file
-                texts.append(("val" if in_val(name, 0.05) else "train", (root / name).read_bytes().decode()))
-        texts = [(split, text) for split, text in texts if text]
-        if not texts:
-            raise UserError(f"{root}: no .py sources of the standard library there: prepare text of your own, python data_prep.py text")
+        texts = stdlib_texts()
         source = f"Python {platform.python_version()} standard library, {len(texts)} files"
+        shown = tqdm(texts, desc="standard library", unit=" files", disable=None, leave=False)
         try:
             with new_folder(out) as tmp:
-                fill_folder(tmp, tqdm(texts, desc="standard library", unit=" files", disable=None, leave=False), tokenizer, source, 0.05)
+                fill_folder(tmp, shown, tokenizer, source, 0.05)
         except UserError:
-            if not os.path.exists(out / "meta.json"):                                           # else another process was first
+            if not os.path.exists(out / "meta.json"):                   # else another process was first
                 raise
     data = Data(out)
     if data.meta["tokenizer"] != (tokenizer if tokenizer in ("gpt2", "byte") else "tokenizer.tiktoken"):
-        raise UserError(f"{out}: holds {data.meta['tokenizer']} tokens, not {tokenizer}: delete it or choose another --out")
+        raise UserError(f"{out}: holds {data.meta['tokenizer']} tokens, not {tokenizer}: "
+                        "delete it or choose another --out")
     return data.meta
+
+
+def stdlib_texts():
+    """[(split, text)] of the standard library's .py files, in the order of paths: the same Python, the same list.
+
+    About 5% of the files, chosen by a hash of their path, are for validation. UserError if there are none.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    skip = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "__pycache__"}
+    names, texts = [], []
+    for folder, below, files in os.walk(root):
+        below[:] = [d for d in below if d not in skip and not d.startswith("config-")]      # config-*: of this machine
+        names += [(Path(folder) / f).relative_to(root).as_posix() for f in files
+                  if f.endswith(".py") and not f.startswith("_sysconfigdata")]
+    for name in sorted(names):
+        with contextlib.suppress(UnicodeDecodeError, FileNotFoundError):                    # a dangling link is no file
+            if text := (root / name).read_bytes().decode():
+                texts.append(("val" if in_val(name, 0.05) else "train", text))
+    if not texts:
+        raise UserError(f"{root}: no .py sources of the standard library there: "
+                        "prepare text of your own, python data_prep.py text")
+    return texts
 
 
 def prepare_mqar(out, n_tokens=8_000_000) -> dict:
@@ -249,16 +188,17 @@ def prepare_mqar(out, n_tokens=8_000_000) -> dict:
             writers[split].close()
         splits = {split: {"tokens": w.tokens, "bytes": w.tokens - w.documents, "documents": w.documents}
                   for split, w in writers.items()}
-        shards = writers["train"].shards | writers["val"].shards
-        return write_meta(tmp, "byte", encoding.n_vocab, token_bytes(encoding), splits, shards, "multi-query associative recall")
+        return write_meta(tmp, "byte", encoding.n_vocab, token_bytes(encoding), splits,
+                          writers["train"].shards | writers["val"].shards, "multi-query associative recall")
 
 
-def prepare_text(files, out, tokenizer="gpt2", n_vocab=None, val_frac=0.01, val_files=(), field="text", shard_tokens=SHARD_TOKENS) -> dict:
-    """Text files (see documents()) as a data folder; returns its meta.json.
+def prepare_text(files, out, tokenizer="gpt2", n_vocab=None, val_frac=0.01, val_files=(), field="text",
+                 shard_tokens=SHARD_TOKENS) -> dict:
+    """Text files (see nanodepth/texts.py) as a data folder; returns its meta.json.
 
-    n_vocab: learn a vocabulary of that size from the train documents, instead of `tokenizer`. val_files: the validation split;
-    without them, a fixed pseudo-random val_frac of the documents, or if that is none, the end of the text.
-    Raises UserError for files that are missing, of another kind, broken or empty, and if `out` exists.
+    n_vocab: learn a vocabulary of that size from the train documents, instead of `tokenizer`. val_files: the validation
+    split; without them, a fixed pseudo-random val_frac of the documents, or if that is none, the end of the text.
+    UserError for files that are missing, of another kind, broken or empty, and if `out` exists.
     """
     files, val_files, out = [*map(str, files)], [*map(str, val_files)], Path(os.path.realpath(out))
     check_free(out)
@@ -274,24 +214,26 @@ def prepare_text(files, out, tokenizer="gpt2", n_vocab=None, val_frac=0.01, val_
 
     def texts(label):
         for i, text in enumerate(documents(files, field, label)):
-            yield "val" if i and not val_files and in_val(str(i), val_frac) else "train", text  # the first one always trains
+            is_val = i > 0 and not val_files and in_val(str(i), val_frac)   # the first one always trains
+            yield "val" if is_val else "train", text
         for text in documents(val_files, field, label):
             yield "val", text
 
     with new_folder(out) as tmp:
         if n_vocab is not None:
             tokenizer = str(tmp / "tokenizer.tiktoken")
-            train_bpe((text for split, text in texts("learning the vocabulary") if split == "train"), n_vocab, tokenizer)
+            train = (text for split, text in texts("learning the vocabulary") if split == "train")
+            train_bpe(train, n_vocab, tokenizer)
         names = [Path(file).name for file in files + val_files]
         source = ", ".join(names[:8]) + (f" and {len(names) - 8} more files" if len(names) > 8 else "")
         return fill_folder(tmp, texts("encoding"), tokenizer, source, 0 if val_files else val_frac, shard_tokens)
 
 
 def download_fineweb_edu(out="data/fineweb-edu", shards=1, base_url=FINEWEB_URL) -> dict:
-    """Train shards 1 ... `shards` and the val shard of FineWeb-Edu in GPT-2 tokens as a data folder; returns its meta.json.
+    """Train shards 1 ... `shards` and the val shard of FineWeb-Edu in GPT-2 tokens as a data folder.
 
-    Shards stay `*.part` until all are complete; what is there already is kept, and a partial file is resumed. Raises
-    UserError for whatever goes wrong on the way.
+    Shards stay `*.part` until all are complete; what is there already is kept, and a partial file is resumed. Returns
+    its meta.json. UserError for whatever goes wrong on the way.
     """
     if not 1 <= shards <= 99:
         raise UserError(f"--shards {shards}: the dataset has the train shards 1 to 99")
@@ -344,7 +286,8 @@ def parse(argv):
     p.add_argument("--tokenizer", help="gpt2 (the default), byte, or the path of a file of merge ranks")
     p.add_argument("--train_bpe", type=int, metavar="N",
                    help="learn a vocabulary of N tokens from the train text instead; needs rustbpe")
-    p.add_argument("--val_frac", type=float, default=0.01, help="part of the documents that is for validation (%(default)s)")
+    p.add_argument("--val_frac", type=float, default=0.01,
+                   help="part of the documents that is for validation (%(default)s)")
     p.add_argument("--val", nargs="+", default=[], metavar="FILE", help="files for validation, instead of val_frac")
     p.add_argument("--field", default="text", help="the text's field in .jsonl (%(default)s)")
     p.add_argument("--shard_tokens", type=int, default=SHARD_TOKENS, help="tokens per shard (%(default)s)")
@@ -370,10 +313,11 @@ def prepare(args):
     if not (args.name or args.out):
         raise UserError("text needs --name NAME (makes data/NAME) or --out FOLDER")
     if args.tokenizer and args.train_bpe is not None:
-        raise UserError(f"--train_bpe {args.train_bpe} learns a tokenizer, --tokenizer {args.tokenizer} names one: choose")
+        raise UserError(f"--train_bpe {args.train_bpe} learns a tokenizer, --tokenizer {args.tokenizer} names one: "
+                        "choose")
     args.out = args.out or f"data/{args.name}"
-    return prepare_text(args.files, args.out, args.tokenizer or "gpt2", args.train_bpe, args.val_frac, args.val, args.field,
-                        args.shard_tokens)
+    return prepare_text(args.files, args.out, args.tokenizer or "gpt2", args.train_bpe, args.val_frac, args.val,
+                        args.field, args.shard_tokens)
 
 
 def main(argv):
@@ -384,7 +328,8 @@ def main(argv):
         raise UserError("interrupted; nothing half-made is left, and a download goes on when it is run again",
                         code=130) from None
     for split, n in meta["splits"].items():
-        size = f"{n['bytes']:,} bytes, {n['bytes'] / n['tokens']:.2f} bytes per token" if n["bytes"] else "bytes unknown"
+        per_token = n["bytes"] and n["bytes"] / n["tokens"]
+        size = f"{n['bytes']:,} bytes, {per_token:.2f} bytes per token" if n["bytes"] else "bytes unknown"
         print(f"{split:5}  {n['documents']:,} documents, {n['tokens']:,} tokens, {size}")
     print(f"{meta['source']}: {meta['tokenizer']} tokens, vocabulary {meta['vocab_size']:,}, "
           f"{time.perf_counter() - began:.1f} s")

@@ -1,10 +1,10 @@
 """Loss, perplexity and bits per byte on a validation split, and the papers' benchmarks through lm_eval:
 
-    python eval.py runs/gpt-tiny runs/satformer-tiny                       the validation split of the data they were trained on
-    python eval.py runs/A runs/B --tasks exo                               a table of ExoFormer's paper; also: sat, mudd, recall
-    python eval.py runs/A --tasks arc_easy,piqa --num_fewshot 5            any tasks of lm_eval (pip install lm_eval)
-    python eval.py runs/A --tasks arc_easy --task_dir DIR                  task files of your own, no network
-    python eval.py runs/A --tasks mqar                                     associative recall of random pairs, no lm_eval
+    python eval.py runs/gpt-tiny runs/satformer-tiny               the validation split of the data they were trained on
+    python eval.py runs/A runs/B --tasks exo                       a table of ExoFormer's paper; also: sat, mudd, recall
+    python eval.py runs/A --tasks arc_easy,piqa --num_fewshot 5    any tasks of lm_eval (pip install lm_eval)
+    python eval.py runs/A --tasks arc_easy --task_dir DIR          task files of your own, no network
+    python eval.py runs/A --tasks mqar                             associative recall of random pairs, no lm_eval
 """
 import json
 import sys
@@ -23,11 +23,15 @@ def parse(argv):
     parser.add_argument("runs", nargs="+", help="run folders of train.py or convert.py")
     parser.add_argument("--data", help="data folder; none: the one the run was trained on")
     parser.add_argument("--tokens", type=int, help="only the first so many tokens of the validation split; none: all")
-    parser.add_argument("--tasks", help=f"instead of the validation split, comma-separated: {', '.join(GROUPS)}, mqar, tasks of lm_eval")
-    parser.add_argument("--num_fewshot", type=int, help="examples before each question; none: as in the paper, or the task's own")
-    parser.add_argument("--task_dir", metavar="DIR", help="take the tasks from lm_eval task files in this folder, and no others")
+    parser.add_argument("--tasks", help="instead of the validation split, comma-separated: "
+                                        f"{', '.join(GROUPS)}, mqar, tasks of lm_eval")
+    parser.add_argument("--num_fewshot", type=int,
+                        help="examples before each question; none: as in the paper, or the task's own")
+    parser.add_argument("--task_dir", metavar="DIR",
+                        help="take the tasks from lm_eval task files in this folder, and no others")
     parser.add_argument("--limit", type=int, help="only the first so many items of each task; for trying out")
-    parser.add_argument("--seq_len", type=int, help="longest input in tokens; none: as in training, of tasks max_len (recall: 2048)")
+    parser.add_argument("--seq_len", type=int,
+                        help="longest input in tokens; none: as in training, of tasks max_len (recall: 2048)")
     parser.add_argument("--batch_tokens", type=int, default=16384, help="tokens per forward pass (%(default)s)")
     parser.add_argument("--device", default="auto", help="torch device; auto: cuda, else cpu")
     parser.add_argument("--json", metavar="FILE", help="also write the rows there")
@@ -58,11 +62,12 @@ def on_split(args):
     """Scores every run on its validation split; prints a table and returns its rows."""
     rows = [score(run, args) for run in args.runs]
     width = max(len(row["run"]) for row in rows)
-    print(f"{'run':{width}}  {'step':>7}  {'parameters':>13}  {'tokens':>11}  {'loss':>7}  {'ppl':>9}  {'bits/byte':>9}")
+    print(f"{'run':{width}}  {'step':>7}  {'parameters':>13}  {'tokens':>11}  {'loss':>7}  {'ppl':>9}  "
+          f"{'bits/byte':>9}")
     for row in rows:
         bpb = "-" if row["bpb"] is None else f"{row['bpb']:.4f}"
-        print(f"{row['run']:{width}}  {row['step']:7,}  {row['parameters']:13,}  {row['eval_tokens']:11,}  {row['loss']:7.4f}  "
-              f"{row['ppl']:9.3f}  {bpb:>9}")
+        print(f"{row['run']:{width}}  {row['step']:7,}  {row['parameters']:13,}  {row['eval_tokens']:11,}  "
+              f"{row['loss']:7.4f}  {row['ppl']:9.3f}  {bpb:>9}")
     return rows
 
 
@@ -79,10 +84,10 @@ def on_tasks(args):
     for run in args.runs:
         tables = benchmarks(run, args, *asked) if asked else []
         tables += [("mqar", mqar(run, args.device))] if "mqar" in tasks else []
+        named = {title: {column: {"value": value, "stderr": error} for column, (value, error) in table.items()}
+                 for title, table in tables}
         rows.append({"run": run, "time": time.strftime("%Y-%m-%dT%H:%M:%S"), "step": runs.read_checkpoint(run)["step"],
-                     "lm_eval": harness_version() if asked else None, "limit": args.limit,
-                     "tables": {title: {column: {"value": value, "stderr": error} for column, (value, error) in table.items()}
-                                for title, table in tables}})
+                     "lm_eval": harness_version() if asked else None, "limit": args.limit, "tables": named})
         with open(Path(run) / "eval.jsonl", "a") as f:
             f.write(json.dumps(rows[-1]) + "\n")
         for title, table in tables:
@@ -97,10 +102,11 @@ def print_table(title, tables):
     columns = list(next(iter(tables.values())))
     cells = [[title, *columns]]
     for run, table in tables.items():
-        cells.append([run, *(f"{value:.2f}" + ("" if error is None else f" ±{error:.2f}") for value, error in table.values())])
+        texts = (f"{value:.2f}" + ("" if error is None else f" ±{error:.2f}") for value, error in table.values())
+        cells.append([run, *texts])
     widths = [max(map(len, column)) for column in zip(*cells)]
-    for row in cells:
-        print("  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))))
+    for run, *texts in cells:
+        print("  ".join([run.ljust(widths[0]), *(text.rjust(width) for text, width in zip(texts, widths[1:]))]))
 
 
 @machine_errors("lower --batch_tokens")

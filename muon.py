@@ -2,8 +2,8 @@
 
 Muon replaces the momentum of each weight matrix by (nearly) the closest semi-orthogonal matrix, so that every direction
 moves by the same amount. K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024).
-The orthogonalisation is Polar Express (arXiv:2505.16932), five steps; decay is cautious (arXiv:2510.12402); the optional
-row/column normalisation is NorMuon's (arXiv:2510.05491). All of it together is what ExoFormer's code does
+The orthogonalisation is Polar Express (arXiv:2505.16932), five steps; decay is cautious (arXiv:2510.12402); the
+optional row/column normalisation is NorMuon's (arXiv:2510.05491). All of it together is what ExoFormer's code does
 (arXiv:2601.08131), which also keeps weights and state in bf16; here they are fp32.
 """
 from itertools import groupby
@@ -39,7 +39,7 @@ def polar_express(G):
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for matrices. Of several ranks each orthogonalises its share; gradients must already be averaged.
+    """Muon for matrices. Several ranks share the work of orthogonalising; gradients must already be averaged.
 
     params: matrices, or stacks of them (.., rows, cols), each of which counts by itself.
     lr: spectral norm of one update of a wide matrix; a tall one moves by sqrt(rows / cols) more.
@@ -67,18 +67,20 @@ class Muon(torch.optim.Optimizer):
                     if "momentum" not in self.state[p]:
                         self.state[p]["momentum"] = torch.zeros_like(p)
             for params in stacks.values():
-                torch._foreach_lerp_([self.state[p]["momentum"] for p in params], [p.grad for p in params], 1 - group["momentum"])
+                means, grads = [self.state[p]["momentum"] for p in params], [p.grad for p in params]
+                torch._foreach_lerp_(means, grads, 1 - group["momentum"])
             for params, updates in self.updates(list(stacks.values()), group["momentum"]):
-                self.apply(params, updates.to(params[0].dtype), group["lr"], group["weight_decay"], group["second_moment"])
+                updates = updates.to(params[0].dtype)
+                self.apply(params, updates, group["lr"], group["weight_decay"], group["second_moment"])
 
     def updates(self, stacks, momentum):
-        """Yields (matrices of one shape, their orthogonal updates (N, .., rows, cols)) until each matrix had its turn.
+        """Yields (matrices of one shape, their orthogonal updates (N, .., rows, cols)), each matrix once.
 
-        The matrices are dealt to the ranks in turn, shape by shape; the results travel in one all-gather.
+        Rank r takes the matrices r, r + world, r + 2 world ...; the results travel in one all-gather.
         """
         def orthogonal(params):
-            nesterov = torch._foreach_lerp([p.grad for p in params], [self.state[p]["momentum"] for p in params], momentum)
-            nesterov = torch.stack(nesterov)
+            grads, means = [p.grad for p in params], [self.state[p]["momentum"] for p in params]
+            nesterov = torch.stack(torch._foreach_lerp(grads, means, momentum))
             return polar_express(nesterov.to(self.dtype or nesterov.dtype))
 
         if not stacks or not dist.is_initialized() or dist.get_world_size() == 1:
@@ -86,16 +88,17 @@ class Muon(torch.optim.Optimizer):
                 yield params, orthogonal(params)
             return
         world, rank, order = dist.get_world_size(), dist.get_rank(), [p for params in stacks for p in params]
-        hands = [[list(part) for _, part in groupby(order[r::world], lambda p: (p.shape, p.dtype))] for r in range(world)]
+        kind = lambda p: (p.shape, p.dtype)
+        shares = [[list(same) for _, same in groupby(order[r::world], kind)] for r in range(world)]
         sizes = [sum(p.numel() for p in order[r::world]) for r in range(world)]
-        mine = torch.zeros(max(sizes), dtype=self.dtype or order[0].dtype, device=order[0].device)
-        out = mine.new_empty(world * len(mine))
-        if hands[rank]:
-            mine[:sizes[rank]] = torch.cat([orthogonal(part).flatten() for part in hands[rank]])
-        dist.all_gather_into_tensor(out, mine)
-        for hand, size, row in zip(hands, sizes, out.view(world, -1)):
-            chunks = row[:size].split([sum(p.numel() for p in part) for part in hand])
-            yield from ((part, chunk.view(-1, *part[0].shape)) for part, chunk in zip(hand, chunks))
+        own = torch.zeros(max(sizes), dtype=self.dtype or order[0].dtype, device=order[0].device)
+        everything = own.new_empty(world * len(own))
+        if shares[rank]:
+            own[:sizes[rank]] = torch.cat([orthogonal(params).flatten() for params in shares[rank]])
+        dist.all_gather_into_tensor(everything, own)
+        for share, size, row in zip(shares, sizes, everything.view(world, -1)):
+            chunks = row[:size].split([sum(p.numel() for p in params) for params in share])
+            yield from ((params, chunk.view(-1, *params[0].shape)) for params, chunk in zip(share, chunks))
 
     def apply(self, params, updates, lr, weight_decay, second_moment):
         """Moves N matrices (or stacks) of the same shape by their orthogonal updates (N, .., rows, cols)."""
@@ -109,7 +112,7 @@ class Muon(torch.optim.Optimizer):
             p.sub_(u, alpha=lr)
 
     def normalize(self, params, updates, rate, dim):
-        """Divides updates (N, .., rows, cols) by the root of their running mean square over `dim`, at unchanged norm."""
+        """Divides updates (N, .., rows, cols) by the root of their running mean square over `dim`, norm unchanged."""
         now = updates.square().mean(dim, keepdim=True)
         for p, square in zip(params, now):
             if "second_moment" not in self.state[p]:
@@ -122,7 +125,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def momentum_at(step, max_steps, peak=0.95, start=0.85, span=100):
-    """Muon's momentum at a step: rises linearly from start to peak over the first `span` steps, falls back over the last.
+    """Muon's momentum at a step: linear from start to peak over the first `span` steps, and back over the last.
 
     Runs shorter than 4 spans use a quarter of their steps instead. (ExoFormer's code; the paper does not mention it.)
     """
@@ -144,7 +147,7 @@ def split_params(model):
 def mixes(model):
     """The parameters that mix, across layers above all: whatever a plain Transformer does not have.
 
-    That is all of split_params' rest but embeddings, head, norms (modules whose names end in "norm") and biases of nn.Linear.
+    That is split_params' rest without embeddings, head, norms (modules with names that end in "norm") and biases.
     """
     usual = {id(p) for name, m in model.named_modules() for p in m.parameters(recurse=False)
              if isinstance(m, nn.Embedding) or name == "head" or name.endswith("norm")
@@ -155,23 +158,26 @@ def mixes(model):
 def optimizers(model, kind, muon_lr, adamw_lr, weight_decay, second_moment=None, dtype=None, mix_lr=None):
     """The optimizers of a run: [Muon, AdamW] for kind "muon", [AdamW] for "adamw". Only the matrices decay.
 
-    muon_lr: of the matrices; adamw_lr: of embeddings, head, norms and biases; mix_lr: of what `mixes`, None for adamw_lr.
-    second_moment and dtype are Muon's. Every group carries its peak rate as "peak_lr", for the schedule. ValueError for another kind.
+    muon_lr: of the matrices; adamw_lr: of embeddings, head, norms and biases; mix_lr: of what `mixes`, None: adamw_lr.
+    second_moment and dtype are Muon's. Every group has its peak rate as "peak_lr", for the schedule. ValueError for
+    another kind.
     """
     matrices, rest = split_params(model)
     mixing = {id(p) for p in mixes(model)}
+    mix_lr = adamw_lr if mix_lr is None else mix_lr
     groups = [dict(params=[p for p in rest if id(p) not in mixing], lr=adamw_lr, weight_decay=0.0),
-              dict(params=[p for p in rest if id(p) in mixing], lr=adamw_lr if mix_lr is None else mix_lr, weight_decay=0.0)]
+              dict(params=[p for p in rest if id(p) in mixing], lr=mix_lr, weight_decay=0.0)]
     if kind == "muon":
-        opts = [Muon(matrices, muon_lr, weight_decay, second_moment=second_moment, dtype=dtype)]
+        found = [Muon(matrices, muon_lr, weight_decay, second_moment=second_moment, dtype=dtype)]
     elif kind == "adamw":
-        opts, groups = [], [dict(params=matrices, lr=adamw_lr, weight_decay=weight_decay), *groups]
+        found, groups = [], [dict(params=matrices, lr=adamw_lr, weight_decay=weight_decay), *groups]
     else:
         raise ValueError(f"optimizer must be muon or adamw, not {kind!r}")
-    opts.append(torch.optim.AdamW([group for group in groups if group["params"]], betas=(0.9, 0.95), eps=1e-8, fused=True))
-    for group in (g for opt in opts for g in opt.param_groups):
+    groups = [group for group in groups if group["params"]]
+    found.append(torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8, fused=True))
+    for group in (group for optimizer in found for group in optimizer.param_groups):
         group["peak_lr"] = group["lr"]
-    return opts
+    return found
 
 
 def get_states(optimizers, model):
@@ -191,11 +197,12 @@ def get_state(optimizer, model):
 
 
 def set_state(optimizer, model, state, step):
-    """Takes get_state's of a checkpoint of `step`; rates and the like stay. An error unless `step` steps leave such a state."""
+    """Takes get_state's of a checkpoint of `step`; rates and the like stay. An error if it is no such state."""
     params = in_order(optimizer, model)
     number = {id(p): i for i, p in enumerate(params)}
     own = [number[id(p)] for group in optimizer.param_groups for p in group["params"]]
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": {i: state[n] for i, n in enumerate(own) if n in state}})
+    renumbered = {i: state[n] for i, n in enumerate(own) if n in state}
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": renumbered})
     if step and (set(optimizer.state) != set(params) or len({frozenset(s) for s in optimizer.state.values()}) > 1):
         raise ValueError("optimizer state is missing")
     for p in optimizer.state:

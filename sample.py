@@ -46,7 +46,7 @@ def main(argv):
         raise UserError("out of memory: lower --n") from None
     for i, row in enumerate(out[:, 1:].tolist()):
         end = next((at for at in range(len(prompt) - 1, len(row)) if row[at] == tokenizer.eot_token), len(row))
-        text = tokenizer.decode([t for t in row[:end] if t < tokenizer.n_vocab])    # an untrained model may leave the vocabulary
+        text = tokenizer.decode([t for t in row[:end] if t < tokenizer.n_vocab])    # untrained: any id of the model
         print(text if args.n == 1 else f"--- {i + 1}\n{text}")
     return 0
 

@@ -157,7 +157,7 @@ def train_step(step, model, optimizers, batches, options, ranks, signals):
 def validate(model, batches, options, ranks):
     """Scores of the validation split, and learned quantities of the mechanism: a row for the log."""
     began, context = time.perf_counter(), autocast(ranks.device, options.dtype)
-    row = scoring.evaluate(model, batches.val(), batches.data.token_bytes, context, ranks.sum)
+    row = scoring.evaluate(model, batches.val(), batches.token_bytes, context, ranks.sum)
     row |= {"eval_s": time.perf_counter() - began, "peak_bytes": peak_bytes(ranks.device)}
     if ranks.rank == 0:
         with context:

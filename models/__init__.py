@@ -23,7 +23,7 @@ def module(name):
 
 
 def baseline(name):
-    """The model that `name` is built on, by its docstring's line `Changed from BASELINE.py:`; gpt without such a line."""
+    """The model that `name` is built on: BASELINE of its docstring's line `Changed from BASELINE.py:`, or else gpt."""
     found = re.search(r"^Changed from (\w+)\.py:", module(name).__doc__ or "", re.M)
     return found[1] if found else "gpt"
 

@@ -1,4 +1,4 @@
-"""python -m models NAME [option=value ...]: size and cost beside the baseline of the same shape, and the neutral check."""
+"""python -m models NAME [option=value ...]: size and cost beside the baseline of that shape, and the neutral check."""
 import sys
 from dataclasses import fields
 
@@ -17,7 +17,7 @@ def sizes(name, options):
 
 
 def neutral_difference(name, base, options):
-    """Largest difference of the logits of `base` and of a small `name` with the same weights, set neutral; in float64."""
+    """Largest difference of the logits of a small `name`, set neutral, and of `base` with its weights; in float64."""
     own, of_base = ({f.name for f in fields(models.module(n).Config)} for n in (name, base))
     small = dict(vocab_size=97, n_layer=4, n_head=4, n_kv_head=2, d_model=64, norm_eps=1e-12, zero_init=False)
     model = models.build(name, **{key: value for key, value in {**small, **options}.items() if key in own}).double()
@@ -34,11 +34,12 @@ def main(words):
     base = models.baseline(name)
     of_base = same_shape(models.module(name).Config, models.module(base).Config, options)
     (n, flops), (n0, flops0) = sizes(name, options), sizes(base, of_base)
-    print(f"{n:,} parameters ({n - n0:+,} = {n / n0 - 1:+.3%} against {base}.py); {flops:,.0f} forward FLOPs per token in a "
-          f"context of 1,024 ({flops / flops0 - 1:+.3%})")
+    print(f"{n:,} parameters ({n - n0:+,} = {n / n0 - 1:+.3%} against {base}.py); {flops:,.0f} forward FLOPs per token "
+          f"in a context of 1,024 ({flops / flops0 - 1:+.3%})")
     if hasattr(models.module(name), "neutral"):
         try:
-            print(f"neutral setting: logits differ from {base}.py's by at most {neutral_difference(name, base, options):.0e}")
+            difference = neutral_difference(name, base, options)
+            print(f"neutral setting: logits differ from {base}.py's by at most {difference:.0e}")
         except ValueError as e:
             print(f"no neutral setting: {e}")
     return 0

@@ -5,7 +5,7 @@
 
 
 def load(run_dir, device="cpu"):
-    """(model in eval mode, tokenizer, config of the run) from a run folder. UserError, one line, if it cannot be used."""
+    """(model in eval mode, tokenizer, config of the run) from a run folder. UserError if it cannot be used."""
     from nanodepth import runs, tokenizers              # here: its modules import this one first
     model, config = runs.load(run_dir, device)
     return model, tokenizers.run_tokenizer(run_dir, config), config

@@ -99,8 +99,8 @@ class Ranks:
         if self.parallel:
             for name in ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
                 if name not in os.environ:
-                    raise UserError(f"RANK is set in the environment but {name} is not: start many processes with torchrun, "
-                                    "or one without RANK")
+                    raise UserError(f"RANK is set in the environment but {name} is not: start many processes with "
+                                    "torchrun, or one without RANK")
             if device == "auto" and torch.cuda.is_available() or device.startswith("cuda"):
                 device = f"cuda:{os.environ['LOCAL_RANK']}"
         self.device = find_device(device)
@@ -137,8 +137,10 @@ class Ranks:
 
 
 def leave_together(code):
-    """Returns the exit code, or if there are ranks waits for the others and ends the process: tearing gloo down beside a rank
-    that has left already can abort."""
+    """Returns the exit code; if there are several ranks it waits for the others and ends the process instead.
+
+    (Tearing gloo down beside a rank that has left already can abort.)
+    """
     if dist.is_initialized():
         dist.barrier()
         if "wandb" in sys.modules:

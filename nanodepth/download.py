@@ -35,16 +35,18 @@ def fetch_shard(url, part):
                 if reply.status != 206:                                 # the server sends the whole file
                     f.truncate(0)
                 have, todo = f.tell() if reply.status == 206 else 0, reply.length or 0
-                with tqdm(total=have + todo, initial=have, desc=part.stem, unit="B", unit_scale=True, disable=None, leave=False) as bar:
+                with tqdm(total=have + todo, initial=have, desc=part.stem, unit="B", unit_scale=True, disable=None,
+                          leave=False) as bar:
                     while chunk := reply.read(2**20):
                         f.write(chunk)
                         bar.update(len(chunk))
             f.flush()
             os.fsync(f.fileno())
         except urllib.error.HTTPError as e:
-            if e.code == 416:                                           # nothing after what we have, and that is no shard
+            if e.code == 416:                                         # nothing after what we have, and that is no shard
                 f.truncate(0)
-                raise UserError(f"{url}: the partial file {part} does not belong to it, and was emptied: run it again") from None
+                raise UserError(f"{url}: the partial file {part} does not belong to it, and was emptied: "
+                                "run it again") from None
             raise UserError(f"{url}: the server says {e.code} {e.reason}: check --url and --shards") from None
         except (OSError, http.client.HTTPException, ValueError) as e:
             reason = getattr(e, "reason", None) or e
@@ -55,6 +57,7 @@ def fetch_shard(url, part):
     except UserError as e:
         start = np.fromfile(part, "<i4", 3)
         if len(start) == 3 and start[0] == MAGIC and size < 4 * HEADER + 2 * int(start[2]):
-            raise UserError(f"{url}: connection ended early, {size:,} bytes are here: run it again, it goes on where it stopped") from None
+            raise UserError(f"{url}: connection ended early, {size:,} bytes are here: run it again, "
+                            "it goes on where it stopped") from None
         part.unlink()                                                   # nothing to go on from
         raise UserError(f"{url}: {str(e).removeprefix(f'{part}: ')}") from None

@@ -30,7 +30,7 @@ def harness_version():
 
 # The papers' tables: {name: (shots, {column: (task, metric)})}
 GROUPS = {
-    "exo": (5, {                                                            # ExoFormer, table 1: length-normalised where possible
+    "exo": (5, {                                                  # ExoFormer, table 1: length-normalised where possible
         "ARC-c": ("arc_challenge", "acc_norm"), "ARC-e": ("arc_easy", "acc_norm"), "Hella.": ("hellaswag", "acc_norm"),
         "OBQA": ("openbookqa", "acc_norm"), "PIQA": ("piqa", "acc_norm"), "Wino.": ("winogrande", "acc")}),
     "sat": (0, {                                                            # SATFormer, table 5
@@ -40,11 +40,13 @@ GROUPS = {
         "SIQA": ("social_iqa", "acc"), "BoolQ": ("boolq", "acc")}),
     "mudd": (0, {                                                           # MUDDFormer, table 3; lm_eval has no RACE-M
         "LAMBADA": ("lambada_openai", "acc"), "PIQA": ("piqa", "acc"), "WinoGrande": ("winogrande", "acc"),
-        "ARC-E": ("arc_easy", "acc"), "ARC-C": ("arc_challenge", "acc"), "SciQ": ("sciq", "acc"), "LogiQA": ("logiqa", "acc"),
-        "BoolQ": ("boolq", "acc"), "HellaSwag": ("hellaswag", "acc"), "RACE-H": ("race", "acc")}),
+        "ARC-E": ("arc_easy", "acc"), "ARC-C": ("arc_challenge", "acc"), "SciQ": ("sciq", "acc"),
+        "LogiQA": ("logiqa", "acc"), "BoolQ": ("boolq", "acc"), "HellaSwag": ("hellaswag", "acc"),
+        "RACE-H": ("race", "acc")}),
     "recall": (0, {                                                         # SATFormer, table 2
-        "TriviaQA": ("triviaqa_completion", "contains"), "SWDE": ("swde", "contains"), "SQuAD": ("squad_completion", "contains"),
-        "NQ": ("nq_completion", "contains"), "FDA": ("fda", "contains"), "DROP": ("drop_completion", "contains")}),
+        "TriviaQA": ("triviaqa_completion", "contains"), "SWDE": ("swde", "contains"),
+        "SQuAD": ("squad_completion", "contains"), "NQ": ("nq_completion", "contains"),
+        "FDA": ("fda", "contains"), "DROP": ("drop_completion", "contains")}),
 }
 MQAR_PAIRS = (4, 8, 16)
 
@@ -63,10 +65,10 @@ def take_rows(held, rows):
 
 
 class HarnessLM(TemplateLM):
-    """A run folder as a language model of lm_eval, for lm_eval.simple_evaluate(model=HarnessLM("runs/gpt-tiny"), tasks=[...]).
+    """A run folder as a language model of lm_eval: simple_evaluate(model=HarnessLM("runs/gpt-tiny"), tasks=[...]).
 
-    run: run folder of train.py or convert.py. batch_tokens: tokens per forward pass. seq_len: longest input; what is longer loses
-    its beginning. None: the model's max_len. Log-likelihoods are in nats. UserError for a run that cannot be used.
+    run: run folder of train.py or convert.py. batch_tokens: tokens per forward pass. seq_len: longest input; what is
+    longer loses its beginning. None: the model's max_len. Log-likelihoods are in nats. UserError for an unusable run.
     """
 
     def __init__(self, run, device="auto", batch_tokens=16384, seq_len=None):
@@ -91,7 +93,7 @@ class HarnessLM(TemplateLM):
     def batches(self, groups, extra):
         """Cuts {context (tuple of tokens): its requests} into batches of contexts of one length.
 
-        extra: tokens that will follow each request's context. Longest first, so that memory runs out at once or not at all.
+        extra: tokens that will follow each request's context. Longest first: memory runs out at once or not at all.
         """
         for length, contexts in groupby(sorted(groups, key=len, reverse=True), key=len):
             batch, rows, most = [], 0, 0
@@ -104,7 +106,7 @@ class HarnessLM(TemplateLM):
             yield batch
 
     def read(self, contexts, room):
-        """Logits (B, V) that follow B contexts of one length, and a Cache that holds them and has room for more tokens."""
+        """Logits (B, V) that follow B contexts of one length, and a Cache that holds them and has room for more."""
         idx = torch.tensor(contexts, device=self._device)
         cache = self.Cache(self.model, len(contexts), idx.size(1) + room)
         norm = getattr(self.model, "final_norm", torch.nn.Identity())       # the head is half of a small model:
@@ -115,7 +117,7 @@ class HarnessLM(TemplateLM):
 
     @torch.inference_mode()
     def _loglikelihood_tokens(self, requests, disable_tqdm=False, **kwargs):
-        """[(sum of log p(continuation | context), whether greedy decoding gives it)] of requests (_, context, continuation).
+        """[(sum of log p(continuation | context), whether greedy decoding gives it)] of (_, context, continuation)s.
 
         A context that several continuations share is read once.
         """
@@ -125,7 +127,8 @@ class HarnessLM(TemplateLM):
                 raise UserError(f"a continuation of {len(continuation)} tokens: 1 to {self.seq_len} can be scored")
             shortened = context[-(self.seq_len + 1 - len(continuation)):]
             groups.setdefault(tuple(shortened), []).append(i)
-        with self.autocast, tqdm(total=len(requests), desc="log-likelihoods", disable=disable_tqdm or None, leave=False) as bar:
+        progress = tqdm(total=len(requests), desc="log-likelihoods", disable=disable_tqdm or None, leave=False)
+        with self.autocast, progress as bar:
             for batch in self.batches(groups, lambda i: len(requests[i][2])):
                 rows = [(at, i) for at, context in enumerate(batch) for i in groups[context]]
                 width = max(len(requests[i][2]) for _, i in rows)
@@ -159,7 +162,7 @@ class HarnessLM(TemplateLM):
 
     @torch.inference_mode()
     def generate_until(self, requests, disable_tqdm=False):
-        """[greedy continuation, up to the first of the request's stop strings, end-of-text or max_gen_toks (256) tokens]."""
+        """[greedy continuation, up to a stop string of the request, end-of-text or max_gen_toks (256) tokens]."""
         groups, texts, limits, stops = {}, [None] * len(requests), [], []
         for i, request in enumerate(requests):
             context, options = request.args
@@ -170,7 +173,8 @@ class HarnessLM(TemplateLM):
             limits.append(min(options.get("max_gen_toks", 256), self.seq_len - 1))
             tokens = self.tok_encode(context) or [self.eot_token_id]
             groups.setdefault(tuple(tokens[limits[i] - self.seq_len:]), []).append(i)
-        with self.autocast, tqdm(total=len(requests), desc="continuations", disable=disable_tqdm or None, leave=False) as bar:
+        progress = tqdm(total=len(requests), desc="continuations", disable=disable_tqdm or None, leave=False)
+        with self.autocast, progress as bar:
             for batch in self.batches(groups, lambda i: limits[i]):
                 wanted = [max(limits[i] for i in groups[context]) for context in batch]
                 logits, cache = self.read(batch, max(wanted))
@@ -196,7 +200,7 @@ class HarnessLM(TemplateLM):
         return self.encoding.decode([t for t in tokens if t < self.encoding.n_vocab and t != self.eot_token_id])
 
 
-# ------------------------------------------------------------------------------------------------------------- the tasks
+# ------------------------------------------------------------------------------------------------------------ the tasks
 
 
 def completion_task(name, dataset):
@@ -213,8 +217,9 @@ def completion_task(name, dataset):
     def contains(doc, results):
         return {"contains": float(any(answer.lower() in results[0].lower() for answer in doc["answers"]))}
 
-    return {"task": name, "dataset_path": dataset, "output_type": "generate_until", "test_split": "validation", "num_fewshot": 0,
-            "doc_to_text": text, "doc_to_target": lambda doc: doc["answers"][0], "process_results": contains,
+    return {"task": name, "dataset_path": dataset, "output_type": "generate_until", "test_split": "validation",
+            "num_fewshot": 0, "doc_to_text": text, "doc_to_target": lambda doc: doc["answers"][0],
+            "process_results": contains,
             "generation_kwargs": {"until": ["\n"], "max_gen_toks": 48},
             "metric_list": [{"metric": "contains", "aggregation": "mean", "higher_is_better": True}]}
 
@@ -241,7 +246,10 @@ def task_names(tasks, task_dir):
 
 
 def run_tasks(lm, names, manager, num_fewshot, limit):
-    """lm_eval's results of some tasks: {task: {"acc,none": ..., "acc_stderr,none": ...}}. UserError for tasks that do not load."""
+    """lm_eval's results of some tasks: {task: {"acc,none": ..., "acc_stderr,none": ...}}.
+
+    UserError for tasks that do not load.
+    """
     specs = [name if name in manager.all_tasks else completion_task(name, COMPLETION[name]) for name in names]
     try:
         loaded = manager.load(specs)
@@ -251,8 +259,8 @@ def run_tasks(lm, names, manager, num_fewshot, limit):
     except Exception as e:                                                  # a broken task file raises anything
         raise UserError(f"{', '.join(names)} cannot be loaded: {type(e).__name__}: {one_line(e)}") from None
     for task in loaded["tasks"].values():
-        own = task.get_config("num_fewshot")
-        task.set_config(key="num_fewshot", value=own or 0 if num_fewshot is None or own == 0 else num_fewshot)  # 0: the task's form
+        own = task.get_config("num_fewshot")                                # 0: the task's form has none
+        task.set_config(key="num_fewshot", value=own or 0 if num_fewshot is None or own == 0 else num_fewshot)
         task.set_fewshot_seed(seed=1234)
     with user_errors():                                                     # what lm_eval says of a task's settings
         return lm_eval.evaluate(lm, task_dict=loaded, limit=limit, bootstrap_iters=1000, log_samples=False)["results"]
@@ -268,10 +276,13 @@ def benchmarks(run, args, groups, single, manager):
     for group in [*groups, *([None] if single else [])]:
         shots, columns = GROUPS.get(group, (None, {}))
         shots = shots if args.num_fewshot is None else args.num_fewshot
-        lm.seq_len = min(longest, 2048) if group == "recall" and not args.seq_len else longest      # 2,048 as in the paper
-        results = run_tasks(lm, list(dict.fromkeys(task for task, _ in columns.values())) or single, manager, shots, args.limit)
-        columns = columns or {f"{task} {key.removesuffix(',none')}": (task, key.removesuffix(",none")) for task in single
-                              for key in results[task] if key.endswith(",none") and "_stderr" not in key}
+        lm.seq_len = min(longest, 2048) if group == "recall" and not args.seq_len else longest   # 2,048 as in the paper
+        tasks = list(dict.fromkeys(task for task, _ in columns.values())) or single
+        results = run_tasks(lm, tasks, manager, shots, args.limit)
+        if not group:                                                       # every metric that lm_eval gives
+            found = [(task, key.removesuffix(",none")) for task in single for key in results[task]
+                     if key.endswith(",none") and "_stderr" not in key]
+            columns = {f"{task} {metric}": (task, metric) for task, metric in found}
         table, accuracies = {}, []
         for column, (task, metric) in columns.items():
             value, error = results[task][f"{metric},none"], results[task].get(f"{metric}_stderr,none")
@@ -285,10 +296,10 @@ def benchmarks(run, args, groups, single, manager):
 
 
 def mqar_example(rng, n_pairs, eot, n_asked=1):
-    """int64 (1 + 2 n_pairs (1 + n_asked),): end-of-text, n pairs of a key and a value, then n_asked times all pairs, reordered.
+    """int64 (1 + 2 n_pairs (1 + n_asked),): end-of-text, n pairs of key and value, n_asked times the pairs reordered.
 
-    A key is one of the ids 0 ... 127, all different; a value one of 128 ... 255. From the second round on a value follows
-    from its key.
+    A key is one of the ids 0 ... 127, all different; a value one of 128 ... 255. From the second round on a value
+    follows from its key.
     """
     pairs = np.stack((rng.permutation(128)[:n_pairs], rng.integers(128, 256, n_pairs)), axis=1)
     return np.concatenate(([eot], pairs.ravel(), *(rng.permutation(pairs).ravel() for _ in range(n_asked))))
@@ -311,7 +322,7 @@ def mqar(run, device="auto", n_examples=256):
             rng = np.random.default_rng((1, n))                             # (0, ...) is the training data
             tokens = torch.from_numpy(np.stack([mqar_example(rng, n, eot) for _ in range(n_examples)])).to(device)
             asked = slice(1 + 2 * n, None, 2)                               # the keys of the second half
-            hits = [(model(rows[:, :-1])[0][:, asked].argmax(-1) == rows[:, 1:][:, asked]).double().mean(-1) for rows in tokens.split(32)]
-            hits = torch.cat(hits)                                          # (n_examples,)
+            answers = torch.cat([model(rows[:, :-1])[0][:, asked].argmax(-1) for rows in tokens.split(32)])
+            hits = (answers == tokens[:, 1:][:, asked]).double().mean(-1)   # (n_examples,)
             table[f"MQAR {n}"] = (100 * hits.mean().item(), 100 * (hits.std() / n_examples ** 0.5).item())
     return table

@@ -26,7 +26,7 @@ class UserError(ValueError):
 
 @contextmanager
 def user_errors(prefix=""):
-    """A ValueError in this block is the user's to put right: it goes on as a UserError, with the prefix before its message."""
+    """A ValueError in this block is the user's to put right: it becomes a UserError, the prefix before its message."""
     try:
         yield
     except UserError:
@@ -56,7 +56,7 @@ def escaped(message):
 
 
 class Parser(argparse.ArgumentParser):
-    """A mistake in the flags is one line and exit code 2; a flag that does not exist is answered with the nearest one."""
+    """A mistake in the flags is one line and exit code 2; for a flag that does not exist it names the nearest one."""
 
     def __init__(self, prog=None, **settings):
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -91,7 +91,8 @@ def add_options(parser, title, cls, defaults):
         default = defaults.get(f.name, f.default)
         text = f"{notes.get(f.name, '')} [{'none' if default is None else default}]".replace("%", "%%")
         if kind is bool:
-            group.add_argument(f"--{f.name}", action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+            group.add_argument(f"--{f.name}", action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS,
+                               help=text)
         else:
             def convert(s, kind=kind, optional=optional):
                 return None if optional and s.lower() == "none" else kind(s)
@@ -125,5 +126,5 @@ def parse_spec(spec):
 
 
 def same_shape(Config, base, asked):
-    """{field: value} of the Config `base` of another model: as asked for, or else Config's default if it has the field."""
+    """{field: value} of another model's Config `base`: as asked for, or else Config's default if it has the field."""
     return {f.name: asked.get(f.name, getattr(Config, f.name, f.default)) for f in fields(base)}

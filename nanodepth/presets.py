@@ -1,6 +1,6 @@
-"""Presets: named groups of options for train.py and bench.py. Shape and recipe together, as differences from the defaults.
+"""Presets: named groups of options for train.py and bench.py: shape and recipe, as differences from the defaults.
 
-A field that the chosen model does not have is skipped; flags win. vocab_size is the paper's; data with more ids raises it.
+A field that the chosen model lacks is skipped; flags win. vocab_size is the paper's; data with more ids raise it.
 Sources: EXO arXiv:2601.08131 and its training script, SAT arXiv:2605.03953 and its configs, MUDD arXiv:2502.12170.
 """
 from nanodepth.options import UserError

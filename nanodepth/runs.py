@@ -25,7 +25,8 @@ import models
 from nanodepth.options import UserError, one_line, user_errors
 
 CHECKPOINT = {  # where in it: {key: type}; the rest are the options, the model's and the data's own fields
-    (): {"model": dict, "optimizers": list, "step": int, "tokens": int, "rng": torch.Tensor, "config": dict, "tokenizer": str},
+    (): {"model": dict, "optimizers": list, "step": int, "tokens": int, "rng": torch.Tensor, "config": dict,
+         "tokenizer": str},
     ("config",): {"model": str, "model_config": dict, "options": dict, "data": dict, "tokenizer": str},
     ("config", "options"): {"preset": str, "seq_len": int, "dtype": str},
     ("config", "data"): {"path": str, "fingerprint": str},
@@ -66,7 +67,8 @@ def read_checkpoint(run_dir):
     wrong = [".".join((*where, key)) for where, kinds in CHECKPOINT.items() for key, kind in kinds.items()
              if not isinstance(at(*where, key), kind) or at(*where, key) is True]
     if wrong:
-        raise UserError(f"{path} is not a checkpoint of train.py: it lacks {', '.join(wrong)}, or has it in another form")
+        raise UserError(f"{path} is not a checkpoint of train.py: it lacks {', '.join(wrong)}, "
+                        "or has it in another form")
     return checkpoint
 
 
@@ -84,7 +86,7 @@ def load(run_dir, device="cpu"):
 
 
 def log_rows(path, last):
-    """The rows of log.jsonl up to the step `last`; a line that is none, cut off by a crash for instance, is left out."""
+    """The rows of log.jsonl up to the step `last`, without what is no row: a crash may have cut off the last."""
     rows = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
@@ -113,7 +115,7 @@ def new_folder(options):
 
 
 def lock(path):
-    """Holds the run folder until this process ends, however it ends; returns the open file. UserError if another has it."""
+    """Holds the folder until this process ends, however it ends; returns the open file. UserError if another has it."""
     try:
         handle = open(path / ".lock", "w")
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -147,8 +149,8 @@ def import_wandb():
 class Run:
     """The folder of a run that trains. Every rank has one; the first rank alone locks and writes.
 
-    path; config, as in config.json; start: the step to begin with; saved and evaluated: the steps of the newest checkpoint
-    and validation, -1 if there is none; save_failed: whether the latest checkpoint could not be written.
+    path; config, as in config.json; start: the step to begin with; saved and evaluated: the steps of the newest
+    checkpoint and validation, -1 if there is none; save_failed: whether the latest checkpoint could not be written.
     """
 
     def __init__(self, path, options, ranks):
@@ -162,8 +164,9 @@ class Run:
         path = ranks.share(new_folder(options) if ranks.rank == 0 else None)
         run = cls(path, options, ranks)
         run.config = {
-            "model": options.model, "model_config": asdict(model.config), "options": {**asdict(options), "out": str(path)},
-            "tokenizer": data.tokenizer, "data": {"path": str(data.path), "fingerprint": data.fingerprint, "meta": data.meta},
+            "model": options.model, "model_config": asdict(model.config),
+            "options": {**asdict(options), "out": str(path)}, "tokenizer": data.tokenizer,
+            "data": {"path": str(data.path), "fingerprint": data.fingerprint, "meta": data.meta},
             "command": [sys.executable, *sys.argv], "git": git_state(),
             "gpu": torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else None,
             "ranks": ranks.world, "id": os.urandom(4).hex(),
@@ -179,8 +182,8 @@ class Run:
 
     @classmethod
     def resume(cls, options, model, data, ranks, set_optimizers):
-        """Takes up a run at its checkpoint: sets the model, the optimizers by set_optimizers(states, step), and torch's random
-        numbers, and cuts off the log there. UserError if the checkpoint does not fit; no file is changed then.
+        """Takes up a run at its checkpoint: sets the model, the optimizers by set_optimizers(states, step) and torch's
+        random numbers, and cuts off the log there. UserError if the checkpoint does not fit; no file is changed then.
         """
         path = Path(options.resume)
         run = cls(path, options, ranks)
@@ -189,8 +192,8 @@ class Run:
         if run.config["data"]["fingerprint"] != data.fingerprint:
             raise UserError(f"{data.path} is not the data that {path} was trained on ({run.config['data']['path']})")
         if not 0 <= step <= options.max_steps or checkpoint["tokens"] != step * options.batch_tokens:
-            raise UserError(f"{path}/ckpt.pt: {checkpoint['tokens']} tokens at step {step} do not fit its {options.max_steps} "
-                            f"steps of {options.batch_tokens}")
+            raise UserError(f"{path}/ckpt.pt: {checkpoint['tokens']} tokens at step {step} do not fit its "
+                            f"{options.max_steps} steps of {options.batch_tokens}")
         try:
             model.load_state_dict(checkpoint["model"])
             set_optimizers(checkpoint["optimizers"], step)
@@ -221,15 +224,16 @@ class Run:
                 self.tracker.log({f"{kind}/{name}": x for name, x in row.items()}, step=step)
 
     def save(self, step, model, optimizers):
-        """Writes the checkpoint of `step`; optimizers: their states. None, or a line of text if that fails (full disk)."""
-        state = {"model": model.state_dict(), "step": step, "optimizers": optimizers, "tokens": step * self.batch_tokens,
-                 "rng": torch.get_rng_state(), "config": self.config, "tokenizer": self.config["tokenizer"]}
+        """Writes the checkpoint of `step`; optimizers: their states. None, or one line if that fails (full disk)."""
+        state = {"model": model.state_dict(), "optimizers": optimizers, "rng": torch.get_rng_state(), "step": step,
+                 "tokens": step * self.batch_tokens, "config": self.config, "tokenizer": self.config["tokenizer"]}
         try:
             if self.writes:
                 write_atomically(self.path / "ckpt.pt", lambda f: torch.save(state, f))
         except (OSError, RuntimeError) as e:
             self.save_failed = True
-            return f"step {step}: the checkpoint could not be written (is the disk full? {one_line(e)}); {self.newest()}"
+            return (f"step {step}: the checkpoint could not be written (is the disk full? {one_line(e)}); "
+                    f"{self.newest()}")
         self.saved, self.save_failed = step, False
 
     def newest(self):
@@ -250,17 +254,21 @@ class Console:
             sys.stdout.flush()
 
     def introduce(self, run, options, model, n_matrix, batches, flops):
-        """What is going to be trained, on what and how. n_matrix: parameters in matrices; flops: per token, with backward."""
+        """What is going to be trained, on what and how.
+
+        n_matrix: parameters in matrices of the blocks; flops: per token, forward and backward.
+        """
         data, ranks, n_tokens = batches.data, batches.ranks, options.max_steps * options.batch_tokens
-        self.say(f"{options.model}, preset {options.preset}: {sum(p.numel() for p in model.parameters()):,} parameters, "
-                 f"{n_matrix:,} of them in matrices of the blocks ({options.optimizer}, the rest adamw); "
-                 f"{flops / 1e6:,.1f} MFLOPs per token")
+        n_params = sum(p.numel() for p in model.parameters())
+        self.say(f"{options.model}, preset {options.preset}: {n_params:,} parameters, {n_matrix:,} of them in "
+                 f"matrices of the blocks ({options.optimizer}, the rest adamw); {flops / 1e6:,.1f} MFLOPs per token")
         self.say(f"{data.path}: {data.n_train:,} training tokens, {data.n_val:,} for validation, "
                  f"vocabulary {data.vocab_size:,}")
-        self.say(f"{options.batch_tokens:,} tokens/step = {batches.micro} seq x {options.seq_len:,} x {batches.n_micro} "
-                 f"micro-steps x {ranks.world} ranks; {options.max_steps:,} steps = {n_tokens / 1e6:,.1f}M tokens "
-                 f"= {batches.n_epochs:.2f} epochs")
-        self.say(f"{ranks.device}, {options.dtype}, {'compiled' if options.compile else 'eager'}, torch {torch.__version__}; "
+        self.say(f"{options.batch_tokens:,} tokens/step = {batches.micro} seq x {options.seq_len:,} x "
+                 f"{batches.n_micro} micro-steps x {ranks.world} ranks; {options.max_steps:,} steps = "
+                 f"{n_tokens / 1e6:,.1f}M tokens = {batches.n_epochs:.2f} epochs")
+        how = "compiled" if options.compile else "eager"
+        self.say(f"{ranks.device}, {options.dtype}, {how}, torch {torch.__version__}; "
                  f"to resume: python train.py --resume {run.path}")
 
     def validated(self, step, row):

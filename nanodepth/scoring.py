@@ -8,8 +8,8 @@ import torch
 def evaluate(model, batches, token_bytes=None, autocast=None, reduce=None):
     """Scores (idx, targets), each (B, T), from an iterable -> {"loss", "ppl", "bpb", "eval_tokens"}.
 
-    loss: nats per target (targets of -1 do not count); ppl: its exponential; bpb: all nats in bits over the bytes of text
-    that the targets stand for, by token_bytes (vocab_size,), or None. reduce(sums) may add up the sums of several ranks.
+    loss: nats per target (targets of -1 do not count); ppl: its exponential; bpb: all nats in bits over the bytes of
+    text that the targets stand for, by token_bytes (vocab_size,), or None. reduce(sums) adds up the sums of all ranks.
     """
     device, training = next(model.parameters()).device, model.training
     model.eval()

@@ -1,8 +1,8 @@
 """Token shards: the format, its writer and reader, and the loader of a data folder.
 
 A data folder holds shards `train_000000.bin ...`, `val_000000.bin ...`, `meta.json` (tokenizer, counts, sha256 of each
-shard, source) and `token_bytes.npy`. A shard is a header of 256 int32 and then uint16 tokens, all little-endian (the format
-of llm.c and modded-nanogpt). Each document starts with the end-of-text token.
+shard, source) and `token_bytes.npy`. A shard is a header of 256 int32 and then uint16 tokens, all little-endian (the
+format of llm.c and modded-nanogpt). Each document starts with the end-of-text token.
 """
 import hashlib
 import json
@@ -19,7 +19,7 @@ from nanodepth.options import UserError
 from nanodepth.runs import write_atomically, write_text
 from nanodepth.tokenizers import MAX_VOCAB, load_tokenizer, token_bytes
 
-HEADER = 256                            # int32 numbers before the tokens: [0] magic, [1] version, [2] token count, zeros
+HEADER = 256                           # int32 numbers before the tokens: [0] magic, [1] version, [2] token count, zeros
 MAGIC, VERSION = 20240520, 1
 CHUNK = 2**22                           # tokens that are looked at in one go
 
@@ -31,7 +31,8 @@ def write_shard(path, tokens) -> str:
     """
     path, tokens = Path(path), np.asarray(tokens)
     if tokens.size and not 0 <= tokens.min() <= tokens.max() < MAX_VOCAB:
-        raise UserError(f"{path}: token ids {tokens.min()} to {tokens.max()} do not fit in a shard: 0 to {MAX_VOCAB - 1} do")
+        raise UserError(f"{path}: token ids {tokens.min()} to {tokens.max()} do not fit in a shard: "
+                        f"0 to {MAX_VOCAB - 1} do")
     header = np.zeros(HEADER, "<i4")
     header[:3] = MAGIC, VERSION, tokens.size
     digest = hashlib.sha256()
@@ -45,7 +46,7 @@ def write_shard(path, tokens) -> str:
 
 
 def read_shard(path) -> np.memmap:
-    """The tokens of a shard, uint16 (n_tokens,), mapped rather than read. Raises UserError unless the file is complete."""
+    """The tokens of a shard, uint16 (n_tokens,), mapped rather than read. UserError unless the file is complete."""
     try:
         with open(path, "rb") as f:
             start, size = f.read(4 * HEADER), os.fstat(f.fileno()).st_size
@@ -55,7 +56,8 @@ def read_shard(path) -> np.memmap:
         raise UserError(f"{path}: not a token shard: {size} bytes, the header alone takes {4 * HEADER:,}")
     magic, version, n = np.frombuffer(start, "<i4")[:3].tolist()
     if magic != MAGIC:
-        raise UserError(f"{path}: not a token shard: starts with {magic} instead of {MAGIC}: prepare it with data_prep.py")
+        raise UserError(f"{path}: not a token shard: starts with {magic} instead of {MAGIC}: "
+                        "prepare it with data_prep.py")
     if version != VERSION:
         raise UserError(f"{path}: token shard of version {version}, only version {VERSION} is known: prepare it again")
     if size != 4 * HEADER + 2 * n or n < 1:
@@ -71,7 +73,7 @@ def split_of(name):
 
 
 class Writer:
-    """Gathers the tokens of one split and writes them as shards. Keeps back the last one to two shards until close()."""
+    """Gathers the tokens of one split and writes them as shards. Holds back the last one to two until close()."""
 
     def __init__(self, folder, split, shard_tokens):
         self.folder, self.split, self.shard_tokens = folder, split, shard_tokens
@@ -100,8 +102,9 @@ class Writer:
 
 
 def write_meta(folder, tokenizer, vocab_size, widths, splits, shards, source):
-    """Writes token_bytes.npy (unless widths is None) and, as the last file of a data folder, meta.json; returns its contents."""
-    meta = {"version": 1, "source": source, "tokenizer": tokenizer, "vocab_size": vocab_size, "splits": splits, "shards": shards}
+    """Writes token_bytes.npy (unless widths is None) and, last of a data folder, meta.json; returns what is in that."""
+    meta = {"version": 1, "source": source, "tokenizer": tokenizer, "vocab_size": vocab_size, "splits": splits,
+            "shards": shards}
     if widths is not None:
         np.save(folder / "token_bytes.npy", widths)
     write_text(folder / "meta.json", json.dumps(meta, indent=1) + "\n")
@@ -115,30 +118,33 @@ class Data:
     """A folder of shards, memory-mapped. Without meta.json the shards are taken for public ones with GPT-2 tokens.
 
     Attributes: path, meta (dict), tokenizer (for load_tokenizer), vocab_size, n_train and n_val (tokens), token_bytes,
-    fingerprint (hex; changes with the data). With meta.json its list of shards is the data, and must be what the folder has.
-    UserError for a missing or unfinished folder, a missing, foreign or truncated shard, and (with check_ids, which
+    fingerprint (hex; changes with the data). With meta.json its list of shards is the data, and must be what the folder
+    has. UserError for a missing or unfinished folder, a missing, foreign or truncated shard, and (with check_ids, which
     reads every shard once) for token ids beyond the vocabulary.
     """
 
     def __init__(self, path, check_ids: bool = True):
         self.path = path = Path(path)
         if not os.path.isdir(path):
-            raise UserError(f"{path}: no such data folder: make it with python data_prep.py (stdlib, fineweb-edu or text)")
+            raise UserError(f"{path}: no such data folder: "
+                            "make it with python data_prep.py (stdlib, fineweb-edu or text)")
         self.meta = self.read_meta()
         recorded = self.meta.get("shards")
         found = sorted(p.name for p in path.iterdir() if split_of(p.name))
         if recorded is None and list(path.glob("*.part")):
-            raise UserError(f"{path}: unfinished download: run python data_prep.py fineweb-edu again, it goes on where it stopped")
-        if recorded is not None and (lost := sorted(set(recorded) ^ set(found))):
-            what = "is in meta.json but not in the folder" if lost[0] in recorded else "is in the folder but not in meta.json"
-            raise UserError(f"{path}/{lost[0]}: {what}: restore what was prepared, or prepare the folder again")
+            raise UserError(f"{path}: unfinished download: run python data_prep.py fineweb-edu again, "
+                            "it goes on where it stopped")
+        if recorded is not None and (different := sorted(set(recorded) ^ set(found))):
+            here, there = ("meta.json", "the folder") if different[0] in recorded else ("the folder", "meta.json")
+            raise UserError(f"{path}/{different[0]}: is in {here} but not in {there}: "
+                            "restore what was prepared, or prepare the folder again")
         digest = hashlib.sha256()
         self.shards = {"train": [], "val": []}                                          # uint16 (n_tokens,) each
         for name in found:
             tokens = read_shard(path / name)
             if recorded and recorded[name]["tokens"] != len(tokens):
-                raise UserError(f"{path / name}: meta.json says {recorded[name]['tokens']:,} tokens, the shard holds {len(tokens):,}: "
-                                "prepare the folder again")
+                raise UserError(f"{path / name}: meta.json says {recorded[name]['tokens']:,} tokens, "
+                                f"the shard holds {len(tokens):,}: prepare the folder again")
             if check_ids:
                 self.check_ids(name, tokens)
             ends = tokens[:2**15].tobytes() + tokens[-2**15:].tobytes()                 # 64 KiB each
@@ -147,10 +153,11 @@ class Data:
             self.shards[split_of(name)].append(tokens)
         for split, shards in self.shards.items():
             if not shards:
-                raise UserError(f"{path}: no {split} shard (*{split}*.bin) in the folder: prepare it with python data_prep.py")
+                raise UserError(f"{path}: no {split} shard (*{split}*.bin) in the folder: "
+                                "prepare it with python data_prep.py")
         self.n_train, self.n_val = (sum(map(len, self.shards[split])) for split in ("train", "val"))
         self.fingerprint = digest.hexdigest()[:16]
-        self.orders = {}                                                                # of the epochs of the latest batch
+        self.orders = {}                                                             # of the epochs of the latest batch
 
     def read_meta(self):
         """meta.json as a dict, or {} without one; sets tokenizer and vocab_size."""
@@ -158,9 +165,10 @@ class Data:
         if file.exists():
             try:
                 meta = json.loads(file.read_text())
-                typed = all(type(shard["tokens"]) is int and type(shard["sha256"]) is str for shard in meta["shards"].values())
-                typed = typed and type(meta["tokenizer"]) is str and type(meta["vocab_size"]) is int
-                if not (typed and 0 < meta["vocab_size"] <= MAX_VOCAB and all(map(split_of, meta["shards"]))):
+                typed = type(meta["tokenizer"]) is str and type(meta["vocab_size"]) is int
+                for name, shard in meta["shards"].items():
+                    typed &= bool(split_of(name)) and type(shard["tokens"]) is int and type(shard["sha256"]) is str
+                if not (typed and 0 < meta["vocab_size"] <= MAX_VOCAB):
                     raise ValueError("tokenizer, vocab_size or shards are not as data_prep.py writes them")
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
                 raise UserError(f"{file}: broken ({type(e).__name__}: {e}): prepare the folder again") from None
@@ -168,17 +176,19 @@ class Data:
         if self.tokenizer not in ("gpt2", "byte"):
             ranks = self.path / self.tokenizer
             if ranks.name != self.tokenizer or not ranks.is_file():
-                raise UserError(f"{file}: its tokenizer {self.tokenizer!r} is no file of the folder: prepare the folder again")
+                raise UserError(f"{file}: its tokenizer {self.tokenizer!r} is no file of the folder: "
+                                "prepare the folder again")
             self.tokenizer = str(ranks)
         return meta
 
     def check_ids(self, name, tokens):
+        """UserError if a token of this shard is beyond the vocabulary."""
         for i in range(0, len(tokens), CHUNK) if self.vocab_size < MAX_VOCAB else ():
             chunk = tokens[i:i + CHUNK]
             if chunk.max() >= self.vocab_size:
                 at = int(np.argmax(chunk >= self.vocab_size))
-                raise UserError(f"{self.path / name}: token id {chunk[at]} at position {i + at:,} is beyond the vocabulary of "
-                                f"{self.vocab_size:,} ({self.tokenizer}): the shard belongs to another tokenizer")
+                raise UserError(f"{self.path / name}: token id {chunk[at]} at position {i + at:,} is beyond the "
+                                f"vocabulary of {self.vocab_size:,} ({self.tokenizer}): the shard is of another tokenizer")
 
     @cached_property
     def token_bytes(self):
@@ -188,35 +198,35 @@ class Data:
             widths = np.load(file, allow_pickle=False) if file.exists() else token_bytes(load_tokenizer(self.tokenizer))
         except UserError:
             return None
-        except Exception:                                                   # numpy raises many kinds for a broken header
+        except Exception:                                                  # numpy raises many kinds for a broken header
             widths = None
         if not isinstance(widths, np.ndarray) or widths.dtype.kind not in "iu" or widths.min() < 0:
-            raise UserError(f"{file}: not readable as an array of numbers: delete it, it is made again from the tokenizer")
+            raise UserError(f"{file}: not readable as an array of numbers: "
+                            "delete it, it is made again from the tokenizer")
         if widths.shape != (self.vocab_size,):
-            raise UserError(f"{file}: {widths.shape} lengths for a vocabulary of {self.vocab_size:,}: prepare the folder again")
+            raise UserError(f"{file}: {widths.shape} lengths for a vocabulary of {self.vocab_size:,}: "
+                            "prepare the folder again")
         return widths.astype(np.int64)
 
     def n_windows(self, seq_len: int) -> int:
-        """Windows in the train split: side by side inside each shard, seq_len inputs and one more token for the last target."""
+        """Windows in the train split: side by side in each shard, seq_len inputs and one more for the last target."""
         n = sum((len(tokens) - 1) // seq_len for tokens in self.shards["train"])
         if n == 0:
-            raise UserError(f"{self.path}: no train shard is longer than --seq_len {seq_len} (the split has {self.n_train:,} tokens): "
-                            "use shorter sequences or more text")
+            raise UserError(f"{self.path}: no train shard is longer than --seq_len {seq_len} (the split has "
+                            f"{self.n_train:,} tokens): use shorter sequences or more text")
         return n
 
     def batch(self, step: int, start: int, stop: int, batch_size: int, seq_len: int, seed: int):
-        """Rows start ... stop of the batch_size sequences of `step`: idx and targets, int64 (stop - start, seq_len), on the CPU.
+        """Rows start ... stop of the batch_size sequences of `step`: idx and targets, int64 (stop - start, seq_len).
 
-        A pure function of the data and the arguments. Row `row` of step `step` is sequence step * batch_size + row of an
-        endless series of epochs, each of which visits every window once, in an order of its own.
+        On the CPU; a pure function of the data and the arguments. Row `row` of step `step` is sequence
+        step * batch_size + row of an endless series of epochs, each of which visits all windows once, in its own order.
         """
         n = self.n_windows(seq_len)
-        first = np.cumsum([0] + [(len(tokens) - 1) // seq_len for tokens in self.shards["train"]])   # first window of each shard
+        first = np.cumsum([0] + [(len(t) - 1) // seq_len for t in self.shards["train"]])    # first window of each shard
         rows = range(step * batch_size + start, step * batch_size + stop)
         wanted = {(seed, row // n, n) for row in rows}
-        # argsort of the generator's raw bits: unlike Generator.permutation, the same in every version of numpy
-        self.orders = {key: self.orders[key] if key in self.orders else
-                       np.argsort(np.random.PCG64([key[0] % 2**64, key[1]]).random_raw(n), kind="stable") for key in wanted}
+        self.orders = {key: self.orders[key] if key in self.orders else window_order(*key) for key in wanted}
         out = np.empty((len(rows), seq_len + 1), np.int64)
         for i, row in enumerate(rows):
             window = self.orders[seed, row // n, n][row % n]
@@ -227,13 +237,14 @@ class Data:
         return out[:, :-1].contiguous(), out[:, 1:].contiguous()
 
     def val_batches(self, n_tokens, batch_size: int, seq_len: int):
-        """Yields idx and targets, int64 (batch_size, seq_len): the first n_tokens targets of the validation split, each once, in
-        order (None, or more than there are: all). Windows do not cross shards; what is left over has idx 0 and target -1.
+        """Yields idx and targets, int64 (batch_size, seq_len): the first n_tokens targets of the validation split, each
+        once, in order (None, or more than there are: all). Windows do not cross shards; padding has idx 0, target -1.
         """
         left = sum(len(tokens) - 1 for tokens in self.shards["val"])
         left = left if n_tokens is None else min(left, n_tokens)
         if left < 1:
-            raise UserError(f"{self.path}: nothing to validate on: {self.n_val:,} tokens in the split, {n_tokens} asked for")
+            raise UserError(f"{self.path}: nothing to validate on: {self.n_val:,} tokens in the split, "
+                            f"{n_tokens} asked for")
         idx, targets, row = np.zeros((batch_size, seq_len), np.int64), np.full((batch_size, seq_len), -1), 0
         for tokens in self.shards["val"]:
             for at in range(0, len(tokens) - 1, seq_len):
@@ -247,11 +258,16 @@ class Data:
                     idx, targets, row = np.zeros_like(idx), np.full_like(targets, -1), 0
 
 
+def window_order(seed, epoch, n):
+    """A random order of n windows, by the raw bits of a generator: the same in every version of numpy."""
+    return np.argsort(np.random.PCG64([seed % 2**64, epoch]).random_raw(n), kind="stable")
+
+
 class Batches:
     """How the batch of each optimizer step is split over ranks and micro-steps; only memory and speed depend on it.
 
-    n_seq: sequences in a step; micro: in one forward pass of one rank; n_micro: such passes of a rank in a step. Without
-    --micro_batch a pass has up to 32,768 tokens. UserError for numbers that do not divide.
+    n_seq: sequences in a step; micro: in one forward pass of one rank; n_micro: such passes of a rank in a step.
+    Without --micro_batch a pass has up to 32,768 tokens. UserError for numbers that do not divide.
     """
 
     def __init__(self, data, options, ranks):
@@ -264,12 +280,14 @@ class Batches:
         largest = min(self.per_rank, max(1, 32768 // options.seq_len))
         self.micro = options.micro_batch or max(n for n in range(1, largest + 1) if self.per_rank % n == 0)
         if self.per_rank % self.micro:
-            raise UserError(f"--micro_batch {self.micro} must divide the {self.per_rank} sequences that a rank has per step")
+            raise UserError(f"--micro_batch {self.micro} must divide the {self.per_rank} sequences "
+                            "that a rank has per step")
         self.n_micro = self.per_rank // self.micro
+        self.token_bytes = data.token_bytes
         self.n_epochs = options.max_steps * self.n_seq / data.n_windows(options.seq_len)
 
     def train(self, step):
-        """Yields the micro-batches of this rank in an optimizer step: idx and targets, int64 (micro, seq_len), on its device."""
+        """Yields this rank's micro-batches of a step, on its device: idx and targets, int64 (micro, seq_len)."""
         first = self.ranks.rank * self.per_rank
         for start in range(first, first + self.per_rank, self.micro):
             pair = self.data.batch(step, start, start + self.micro, self.n_seq, self.options.seq_len, self.options.seed)
@@ -297,8 +315,11 @@ def run_data(run, config, path=None) -> Data:
     data = Data(path or trained["path"])
     if not path and data.fingerprint != trained["fingerprint"]:
         raise UserError(f"{trained['path']} is not what {run} was trained on any more: name the data with --data")
-    own, other = Path(run) / "tokenizer.tiktoken", Path(data.tokenizer)                 # files, unless it is gpt2 or byte
-    same = own.read_bytes() == other.read_bytes() if own.exists() and other.is_file() else data.tokenizer == config["tokenizer"]
+    own, other = Path(run) / "tokenizer.tiktoken", Path(data.tokenizer)               # files, unless it is gpt2 or byte
+    same = data.tokenizer == config["tokenizer"]
+    if own.exists() and other.is_file():
+        same = own.read_bytes() == other.read_bytes()
     if not same or data.vocab_size > config["model_config"].get("vocab_size", data.vocab_size):
-        raise UserError(f"{data.path} has other tokens ({data.tokenizer}) than {run} was trained on ({config['tokenizer']})")
+        raise UserError(f"{data.path} has other tokens ({data.tokenizer}) than {run} was trained on "
+                        f"({config['tokenizer']})")
     return data

@@ -23,36 +23,42 @@ def load_tokenizer(name) -> tiktoken.Encoding:
     if name == "gpt2":
         try:
             return tiktoken.get_encoding("gpt2")
-        except (OSError, ValueError) as e:                              # requests' errors are OSErrors; ValueError: wrong hash
-            raise UserError(f"tokenizer gpt2 needs its vocabulary once from the network ({type(e).__name__}): connect once, or set "
-                            "TIKTOKEN_CACHE_DIR to a folder that has it, or use --tokenizer byte") from None
+        except (OSError, ValueError) as e:                       # requests' errors are OSErrors; ValueError: wrong hash
+            raise UserError(f"tokenizer gpt2 needs its vocabulary once from the network ({type(e).__name__}): "
+                            "connect once, or set TIKTOKEN_CACHE_DIR to a folder that has it, "
+                            "or use --tokenizer byte") from None
     if name == "byte":
         ranks, pattern = {bytes([i]): i for i in range(256)}, "(?s:.)"
         return tiktoken.Encoding("byte", pat_str=pattern, mergeable_ranks=ranks, special_tokens={EOT: 256})
     ranks = read_ranks(name)
-    return tiktoken.Encoding(Path(name).stem, pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens={EOT: len(ranks)})
+    return tiktoken.Encoding(Path(name).stem, pat_str=SPLIT_PATTERN, mergeable_ranks=ranks,
+                             special_tokens={EOT: len(ranks)})
 
 
 def read_ranks(name) -> dict:
-    """{token in bytes: its rank} of a file of merge ranks. UserError unless it gives every text tokens that fit in uint16."""
+    """{token in bytes: its rank} of a file of merge ranks. UserError if not every text has tokens that fit in uint16."""
     try:
         lines = Path(name).read_bytes().splitlines()
     except OSError as e:
-        raise UserError(f"tokenizer {name!r}: {e.strerror}: use gpt2, byte, or the path of a file of merge ranks") from None
+        raise UserError(f"tokenizer {name!r}: {e.strerror}: use gpt2, byte, "
+                        "or the path of a file of merge ranks") from None
     ranks = {}
     for i, line in enumerate(lines, 1):
         try:
             token, rank = line.split()
             ranks[base64.b64decode(token, validate=True)] = int(rank)
         except ValueError:
-            raise UserError(f"{name}:{i}: not a merge rank: {line[:40]!r}: a line is a base64 token, a space, its rank") from None
+            raise UserError(f"{name}:{i}: not a merge rank: {line[:40]!r}: "
+                            "a line is a base64 token, a space, its rank") from None
     if sorted(ranks.values()) != list(range(len(lines))):
         raise UserError(f"{name}: the ranks of its {len(lines):,} lines are not 0 to {len(lines) - 1:,}, each once")
     missing = [i for i in range(256) if bytes([i]) not in ranks]
     if missing:
-        raise UserError(f"{name}: no rank for the byte {missing[0]} ({len(missing)} of 256 are missing): some text has no tokens")
+        raise UserError(f"{name}: no rank for the byte {missing[0]} ({len(missing)} of 256 are missing): "
+                        "some text has no tokens")
     if len(ranks) >= MAX_VOCAB:
-        raise UserError(f"{name}: {len(ranks):,} ranks and end-of-text do not fit in uint16 tokens: at most {MAX_VOCAB - 1:,}")
+        raise UserError(f"{name}: {len(ranks):,} ranks and end-of-text do not fit in uint16 tokens: "
+                        f"at most {MAX_VOCAB - 1:,}")
     return ranks
 
 
@@ -106,7 +112,8 @@ def train_bpe(texts, n_vocab: int, path):
     Raises UserError without the optional package rustbpe, for n_vocab outside 257 ... 65,536, and for too little text.
     """
     if not 257 <= n_vocab <= MAX_VOCAB:
-        raise UserError(f"a vocabulary of {n_vocab} is not possible: 256 bytes and end-of-text make 257, uint16 ends at {MAX_VOCAB}")
+        raise UserError(f"a vocabulary of {n_vocab} is not possible: 256 bytes and end-of-text make 257, "
+                        f"uint16 ends at {MAX_VOCAB}")
     try:
         import rustbpe
     except ImportError:

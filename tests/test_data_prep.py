@@ -30,6 +30,7 @@ from forked import within  # noqa: E402
 from nanodepth import shards, tokenizers  # noqa: E402
 from nanodepth.options import UserError  # noqa: E402
 from nanodepth.shards import Data  # noqa: E402
+from nanodepth.texts import documents  # noqa: E402
 
 EOT = "<|endoftext|>"
 DOCS = ["Hello  world, it's 42!\n\n\tx", "naïve 日本語 🙂 \u0301\x00", f"it says {EOT} inside", " \n ", "last\none " * 40]
@@ -403,7 +404,7 @@ def test_text_against_a_naive_reference(tmp_path, name):
 def test_documents_of_a_text_file(tmp_path):
     def docs(raw, name="a.txt"):
         (tmp_path / name).write_bytes(raw)
-        return list(data_prep.documents([tmp_path / name]))
+        return list(documents([tmp_path / name]))
 
     assert docs(b"a\n\nb\n") == ["a\n\nb\n"]                              # no separator: the file as it is
     assert docs(b"a\n<|endoftext|>\nb\n<|endoftext|>\n") == ["a", "b"]
