@@ -229,25 +229,6 @@ def test_compiled_equals_eager(name, options):
         assert torch.equal(model.generate(idx, 4, temperature=0, compile=True), model.generate(idx, 4, temperature=0))
 
 
-def test_muddformers_eager_mixture_is_the_plain_sum():
-    """Forward, and backward against finite differences, in float64; under autocast it stays in fp32."""
-    mudd, draw = models.module("muddformer"), torch.Generator().manual_seed(0)
-    A, *X = (torch.randn(*shape, dtype=torch.float64, generator=draw, requires_grad=True) for shape in ((2, 3, 4, 5), *[(2, 3, 6)] * 5))
-    got = mudd.mix_sources(A, X)
-    for c, mixed in enumerate(got):
-        torch.testing.assert_close(mixed, sum(A[:, :, c, j, None] * x for j, x in enumerate(X)), atol=1e-12, rtol=0)
-    assert torch.autograd.gradcheck(mudd.MixSources.apply, (A, *X))
-    static = mudd.mix_sources(A[0, 0], X)                              # the same weights for every token
-    torch.testing.assert_close(static[1], sum(A[0, 0, 1, j] * x for j, x in enumerate(X)), atol=1e-12, rtol=0)
-    A32, *X32 = (x.detach().float().requires_grad_() for x in (A, *X))
-    with torch.autocast("cpu", torch.bfloat16):
-        rounded = mudd.mix_sources(A32, X32)
-        sum(m.square().sum() for m in rounded).backward()
-    sum(m.square().sum() for m in got).backward()
-    assert rounded[0].dtype == torch.float32 and (rounded[0] - got[0]).abs().max() < 1e-5
-    assert (A32.grad - A.grad).abs().max() < 1e-4 and (X32[0].grad - X[0].grad).abs().max() < 1e-4
-
-
 def test_logits_beside_a_loss_carry_no_gradient():
     """Else backward makes a gradient as large as the logits, of zeros."""
     for name in models.names():
