@@ -1,9 +1,81 @@
+"""What all tests share: the option --full, and which tests `-m quick` takes."""
 import signal
 import sys
 from pathlib import Path
 
-import torch
+import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-torch.set_num_threads(1)                # the tests are small; more threads only wait for each other
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
 signal.signal(signal.SIGINT, signal.default_int_handler)    # a background job ignores Ctrl-C, and so would the scripts under test
+pytest.register_assert_rewrite("reference", "settings")
+
+import settings  # noqa: E402
+import torch  # noqa: E402
+
+import models  # noqa: E402
+
+torch.set_num_threads(1)                # the tests are small; more threads only wait for each other
+
+# What `-m quick` takes: whole files, and tests by the beginning of their names. Of tests that run over all models it takes
+# those of an own file, of test_models.py every default setting, and in each file the first case of test_equations.
+QUICK = {
+    "test_copies": [""], "test_names": [""], "test_muon": [""],
+    "test_compile": ["test_one_graph_forward_and_backward[gpt-default]", "test_one_graph_to_decode[gpt]"],
+    "test_gpt": ["test_initial_values"],
+    "test_train": ["test_log_and_run_folder", "test_lr_schedules", "test_every_model_learns_and_resumes[gpt]",
+                   "test_what_must_not_change_the_losses", "test_a_few_steps_are_all_warm_up"],
+    "test_data_prep": ["test_shard", "test_bad_shards", "test_ids", "test_tokenizers", "test_an_epoch", "test_batch", "test_order",
+                       "test_negative", "test_val_batches", "test_fingerprint", "test_documents"],
+}
+
+# What only --full takes. Of tests over all models the default run keeps own files and every fifth.
+SLOW = {
+    "test_endurance": ["test_ranks", "test_fuzz"],
+    "test_train": ["test_a_model_file_runs_alone", "test_self_report"],
+    "test_eval": ["test_generate_until"],
+}
+
+
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="also the slow tests: the whole matrix of models and settings")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "quick: in less than a minute, for people who hack")
+    config.addinivalue_line("markers", "full: slow; runs with --full only")
+
+
+def model_of(item):
+    """The model that a test is about, or None."""
+    name = item.callspec.params.get("name") if hasattr(item, "callspec") else None
+    return name if name in models.names() else None
+
+
+def begins(item, table):
+    return any(item.name.startswith(begin) for begin in table.get(item.path.stem, ()))
+
+
+def is_slow(item):
+    name = model_of(item)
+    kept = name and (name in models.names()[::5] or not settings.belongs(name))
+    return item.get_closest_marker("full") or begins(item, SLOW) and not kept
+
+
+def is_quick(item):
+    name, of_models = model_of(item), item.path.stem == "test_models"
+    own = name and not settings.belongs(name)
+    return own or of_models and not (name and item.callspec.params.get("options")) or begins(item, QUICK)
+
+
+def pytest_collection_modifyitems(config, items):
+    compared = set()                    # files of which the first equation is quick already
+    for item in items:
+        equation = item.name.startswith("test_equations") and item.path not in compared
+        compared |= {item.path} if equation else set()
+        if is_slow(item):
+            item.add_marker(pytest.mark.full)
+            if not config.getoption("--full"):
+                item.add_marker(pytest.mark.skip(reason="slow: --full runs it"))
+        elif is_quick(item) or equation:
+            item.add_marker(pytest.mark.quick)

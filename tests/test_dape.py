@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from forked import Scripts
-from test_equations import add, compare, float64, linear, mlp_sublayer, norm, project, reference_logits, rope, setup, sigmoid, softmax  # noqa: F401
+from reference import add, compare, float64, linear, mlp_sublayer, norm, project, reference_logits, rope, setup, sigmoid, softmax  # noqa: F401
 
 import analyze
 import models

@@ -3,7 +3,7 @@ import math
 
 import pytest
 import torch
-from test_equations import attend, add, compare, float64, mlp, norm, project, rms, setup  # noqa: F401  (float64: autouse)
+from reference import attend, add, compare, float64, mlp, norm, project, rms, setup  # noqa: F401  (float64: autouse)
 
 import models
 from nanodepth import record

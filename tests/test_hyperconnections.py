@@ -5,7 +5,7 @@ test_equations.py; the reference shares no code with the model.
 """
 import pytest
 import torch
-from test_equations import COMMON, compare, float64, rms, setup, sigmoid, sublayer  # noqa: F401  (float64: autouse)
+from reference import COMMON, compare, float64, rms, setup, sigmoid, sublayer  # noqa: F401  (float64: autouse)
 
 import models
 from nanodepth import record

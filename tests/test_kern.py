@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from test_equations import add, attend, float64, norm, project, reference_logits, reference_loss, setup, sigmoid, softmax  # noqa: F401  (float64: autouse)
+from reference import add, attend, float64, norm, project, reference_logits, reference_loss, setup, sigmoid, softmax  # noqa: F401  (float64: autouse)
 
 import bench
 import models

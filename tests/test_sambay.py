@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_equations import COMMON, add, compare, heads, linear, mlp_sublayer, norm, reference_logits, sigmoid, softmax
+from reference import COMMON, add, compare, heads, linear, mlp_sublayer, norm, reference_logits, sigmoid, softmax
 
 import models
 from nanodepth import record

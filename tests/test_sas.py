@@ -1,7 +1,7 @@
 """SAS (arXiv:2507.07694) and its blog's form: equations in float64, initial values, and when they are gpt.py."""
 import pytest
 import torch
-from test_equations import add, compare, float64, heads, linear, mlp_sublayer, norm, rope, setup, sigmoid, softmax  # noqa: F401  (float64: autouse)
+from reference import add, compare, float64, heads, linear, mlp_sublayer, norm, rope, setup, sigmoid, softmax  # noqa: F401  (float64: autouse)
 
 import models
 from nanodepth import record

@@ -1,0 +1,327 @@
+"""Models' equations in float64, as slowly and plainly as possible, and what compares a model with them.
+
+The loops share no code with the models: they take their parameters by name and work on one token's vector at a time.
+Sources: RMSNorm arXiv:1910.07467, rotary positions 2104.09864, SwiGLU 2002.05202, grouped queries 2305.13245, gated
+attention 2505.06708, layer norm 1607.06450, GPT-NeoX's parallel block 2204.06745. The loops of a paper are in the tests of its model.
+"""
+import math
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.func import functional_call
+
+import models
+import muon
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The parts. p: {name: parameter}; c: the options; x: a vector, or a list of them, one per position of one sequence;
+# a "stream" (q, k, v or g) is a list over positions of lists over heads of vectors.
+
+
+def rms(x, c):
+    return x / torch.sqrt((x * x).mean() + c.norm_eps)
+
+
+def norm(p, name, x, c):
+    return p[name + ".weight"] * rms(x, c)
+
+
+def linear(p, name, x):
+    return p[name + ".weight"] @ x
+
+
+def sigmoid(x):
+    return 1 / (1 + torch.exp(-x))
+
+
+def gelu(x):
+    return x * (1 + torch.erf(x / math.sqrt(2))) / 2
+
+
+def softmax(scores):
+    """List of numbers -> list of weights that sum to one."""
+    e = [torch.exp(s) for s in scores]
+    return [a / sum(e) for a in e]
+
+
+def heads(x, n):
+    """Vector -> list of its n equal parts."""
+    size = len(x) // n
+    return [x[i * size:(i + 1) * size] for i in range(n)]
+
+
+def rope(u, pos, c):
+    """Turns the pairs (u[i], u[i + D/2]) by the angles pos * theta^(-2i/D)."""
+    D = len(u)
+    angles = [pos * c.rope_theta ** (-2 * i / D) for i in range(D // 2)]
+    cos, sin = torch.tensor([math.cos(a) for a in angles]), torch.tensor([math.sin(a) for a in angles])
+    u1, u2 = u[:D // 2], u[D // 2:]
+    return torch.cat([u1 * cos - u2 * sin, u2 * cos + u1 * sin])
+
+
+def project(p, c, at, xq, xk, xv):
+    """The streams of one layer from the inputs of its projections; the gate's pre-activation reads the query input."""
+    S = {"q": [heads(linear(p, f"{at}.attn.wq", x), c.n_head) for x in xq],
+         "k": [heads(linear(p, f"{at}.attn.wk", x), c.n_kv_head) for x in xk],
+         "v": [heads(linear(p, f"{at}.attn.wv", x), c.n_kv_head) for x in xv]}
+    if c.gate != "none":                        # headwise: the vectors have one entry
+        S["g"] = [heads(linear(p, f"{at}.attn.gate", x), c.n_head) for x in xq]
+    return S
+
+
+def attend(p, c, at, S):
+    """softmax(q k^T / sqrt(D)) v over the past, gated, times W_O."""
+    def ready(s, t, h):
+        u = norm(p, f"{at}.attn.{s}_norm", S[s][t][h], c) if c.qk_norm else S[s][t][h]
+        return rope(u, t, c)
+
+    T, D, group = len(S["q"]), c.d_model // c.n_head, c.n_head // c.n_kv_head
+    k = [[ready("k", t, h) for h in range(c.n_kv_head)] for t in range(T)]
+    out = []
+    for t in range(T):
+        y = []
+        for h in range(c.n_head):
+            q, kv = ready("q", t, h), h // group
+            weights = softmax([torch.dot(q, k[j][kv]) / math.sqrt(D) for j in range(t + 1)])
+            head = sum(weights[j] * S["v"][j][kv] for j in range(t + 1))
+            y.append(head if c.gate == "none" else head * sigmoid(S["g"][t][h]))
+        out.append(linear(p, f"{at}.attn.wo", torch.cat(y)))
+    return out
+
+
+def mlp(p, at, x):
+    u = linear(p, f"{at}.mlp.w_gate", x)
+    return linear(p, f"{at}.mlp.w_down", u * sigmoid(u) * linear(p, f"{at}.mlp.w_up", x))
+
+
+def mlp_sublayer(p, c, at, x):
+    return [mlp(p, at, norm(p, f"{at}.mlp_norm", u, c)) for u in x]
+
+
+def sublayer(p, c, l, h):
+    """Output of sublayer l = 1 .. 2L with its own norm: attention if l is odd, MLP if even."""
+    at = f"blocks.{(l - 1) // 2}"
+    if l % 2 == 0:
+        return mlp_sublayer(p, c, at, h)
+    a = [norm(p, f"{at}.attn_norm", u, c) for u in h]
+    return attend(p, c, at, project(p, c, at, a, a, a))
+
+
+def add(x, y):
+    return [a + b for a, b in zip(x, y, strict=True)]
+
+
+def gpt(p, c, x, mix=lambda n, a, S: S):
+    """The plain stack. mix(layer, normalised inputs, streams) -> streams is where the next three models differ."""
+    for n in range(c.n_layer):
+        at = f"blocks.{n}"
+        a = [norm(p, f"{at}.attn_norm", u, c) for u in x]
+        x = add(x, attend(p, c, at, mix(n, a, project(p, c, at, a, a, a))))
+        x = add(x, mlp_sublayer(p, c, at, x))
+    return x
+
+
+def reading_layers(c):
+    """Layers that read the first layer's values: the last k, never the first (counting from 0)."""
+    return [n for n in range(1, c.n_layer) if c.last_k is None or n >= c.n_layer - c.last_k]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The parts of the older Transformers: LayerNorm and biases; attention and MLP side by side.
+
+
+def affine(p, name, x):
+    return p[f"{name}.weight"] @ x + p[f"{name}.bias"]
+
+
+def layer_norm(p, name, x, c):
+    y = x - x.sum() / len(x)
+    return p[f"{name}.weight"] * y / torch.sqrt((y * y).sum() / len(x) + c.norm_eps) + p[f"{name}.bias"]
+
+
+def turned(u, pos, c):
+    quarter = len(u) // 4
+    return torch.cat([rope(u[:quarter], pos, c), u[quarter:]])
+
+
+def attention(p, c, at, xq, xk, xv):
+    """Lists of vectors, one per position, normalised -> the same."""
+    q = [[turned(u, t, c) for u in heads(affine(p, f"{at}.wq", x), c.n_head)] for t, x in enumerate(xq)]
+    k = [[turned(u, t, c) for u in heads(affine(p, f"{at}.wk", x), c.n_kv_head)] for t, x in enumerate(xk)]
+    v = [heads(affine(p, f"{at}.wv", x), c.n_kv_head) for x in xv]
+    out = []
+    for t in range(len(xq)):
+        y = []
+        for h in range(c.n_head):
+            kv = h * c.n_kv_head // c.n_head
+            weights = softmax([torch.dot(q[t][h], k[j][kv]) / math.sqrt(len(q[t][h])) for j in range(t + 1)])
+            y.append(sum(weights[j] * v[j][kv] for j in range(t + 1)))
+        out.append(affine(p, f"{at}.wo", torch.cat(y)))
+    return out
+
+
+def block(p, c, n, xq, xk, xv, xr):
+    """X^R + attn(norm_q X^Q, norm_k X^K, norm_v X^V) + mlp(norm X^R); pythia has one norm for the three."""
+    at = f"blocks.{n}"
+    names = [name if f"{at}.{name}.weight" in p else "q_in_norm" for name in ("q_in_norm", "k_in_norm", "v_in_norm")]
+    names = ["attn_norm"] * 3 if f"{at}.attn_norm.weight" in p else names
+    inputs = [[layer_norm(p, f"{at}.{name}", u, c) for u in x] for name, x in zip(names, (xq, xk, xv))]
+    mlp = [affine(p, f"{at}.mlp.w_down", gelu(affine(p, f"{at}.mlp.w_up", layer_norm(p, f"{at}.mlp_norm", u, c)))) for u in xr]
+    return add(add(xr, attention(p, c, f"{at}.attn", *inputs)), mlp)
+
+
+def equal_to_transformers(name, options, theirs, state, atol):
+    """theirs(c): their model of the same sizes; state(p, c): our parameters under the names of its state dict."""
+    model, p, _, idx, targets = setup(name, OLDER, 0.2, **options)
+    c = model.config
+    other = theirs(c)
+    head = "lm_head" if hasattr(other, "lm_head") else "embed_out"                  # of GPT-NeoX before transformers 5
+    weights = {key.replace("lm_head", head): tensor for key, tensor in state(p, c).items()}
+    unset = {key for key, _ in other.named_parameters()} ^ set(weights)
+    assert unset <= ({f"{head}.weight"} if c.tie_embeddings else set())
+    expected = functional_call(other, weights, (idx,)).logits
+    # a key's bias changes no softmax, but through rotary positions
+    compare_logits(expected, model, p, c, idx, targets, atol, lambda key: "wk.bias" in key and "pos_embed.weight" in p)
+
+
+def per_head(p, c, at, s):
+    """Weight (H, D, C) and bias (H, D) of q, k or v, those of a key/value head once for each query head that it serves."""
+    n = c.n_head if s == "q" else c.n_kv_head
+    return [p[f"{at}.attn.w{s}.{kind}"].unflatten(0, (n, -1)).repeat_interleave(c.n_head // n, 0) for kind in ("weight", "bias")]
+
+
+def renamed(p, at, to, names):
+    return {f"{to}{theirs}.{kind}": p[f"{at}{ours}.{kind}"]
+            for ours, theirs in (pair.split("=") for pair in names.split()) for kind in ("weight", "bias")}
+
+
+def older_initial_values(name, std, last):
+    """Of the older Transformers, and of mixtures on them: `last` in front of the residual stream, 0 biases, norms 1."""
+    torch.manual_seed(0)
+    model = models.build(name, vocab_size=512, n_layer=4, n_head=4, d_model=256, max_len=512)
+    for key, p in model.named_parameters():
+        module, kind = key.split(".")[-2:]
+        if kind == "bias" or module == "w2":
+            assert (p == 0).all(), key
+        elif module.endswith("norm"):
+            assert (p == 1).all(), key
+        elif kind == "a":
+            assert torch.equal(p, torch.eye(p.size(1))[-1:].expand_as(p)), key
+        else:
+            want = last if module in ("wo", "w_down") else 256 ** -0.5 if module == "w1" else std
+            assert abs(p.std() / want - 1) < 0.03 or p.numel() < 4096 and abs(p.std() / want - 1) < 0.1, key
+            assert abs(p.mean()) < 5 * want / math.sqrt(p.numel()) and p.abs().max() > 2.5 * want, key
+
+
+def count(name, **options):
+    """Number of parameters."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in models.build(name, **options).parameters())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A model against its loops: logits, loss and the gradient of every parameter.
+
+
+def reference_logits(stack, p, c, idx, final_norm=norm):
+    head = p["embed.weight" if c.tie_embeddings else "head.weight"]
+    out = []
+    for row in idx.tolist():
+        x = stack(p, c, [p["embed.weight"][i] for i in row])
+        out.append(torch.stack([head @ final_norm(p, "final_norm", u, c) for u in x]))
+    return torch.stack(out)
+
+
+def reference_loss(logits, targets, z_loss):
+    """Mean cross-entropy over the targets that are not -1, plus z_loss * mean over all positions of logsumexp^2."""
+    nats, squares = [], []
+    for u, target in zip(logits.flatten(0, 1), targets.flatten().tolist()):
+        lse = torch.log(torch.exp(u).sum())
+        squares.append(lse * lse)
+        if target != -1:
+            nats.append(lse - u[target])
+    return sum(nats) / len(nats) + z_loss * sum(squares) / len(squares)
+
+
+COMMON = dict(vocab_size=29, n_layer=3, n_head=4, n_kv_head=2, d_model=32, d_ff=24, max_len=9, rope_theta=50.0,
+              norm_eps=1e-6, tie_embeddings=False, z_loss=0.01, qk_norm=True, gate="none")
+BASE = [dict(), dict(tie_embeddings=True, qk_norm=False, z_loss=0.0), dict(n_kv_head=4)]        # for every model
+GATED = BASE + [dict(gate="elementwise"), dict(gate="headwise")]
+
+
+OLDER = dict(vocab_size=29, n_layer=3, n_head=4, d_model=64, d_ff=48, max_len=9, norm_eps=1e-5, z_loss=0.01)
+OLDER_CASES = [dict(), dict(n_kv_head=2), dict(n_kv_head=1, tie_embeddings=True), dict(d_ff=None, norm_eps=0.1)]
+
+
+def show(options):
+    """The name of a test case."""
+    return "-".join(f"{k}={v}" for k, v in options.items()) or "default"
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+def setup(name, common=COMMON, std=0.3, **options):
+    """A model with every parameter random, leaf copies of its parameters, its options, and a batch."""
+    torch.manual_seed(0)
+    config = {**common, **options}
+    model = models.build(name, **config)
+    with torch.no_grad():
+        for key, q in model.named_parameters():
+            q.normal_(mean=1.0 if key.endswith("norm.weight") else 0.0, std=std)
+    p = {key: q.detach().clone().requires_grad_() for key, q in model.named_parameters()}
+    idx, targets = torch.randint(29, (2, 2, 7))
+    targets[0, 2] = targets[1, 0] = targets[1, 6] = -1
+    return model, p, SimpleNamespace(**config), idx, targets
+
+
+def compare(stack, model, p, c, idx, targets):
+    """Logits, loss and the gradient of every parameter against those of `stack`; the rest as setup() returns it."""
+    compare_logits(reference_logits(stack, p, c, idx), model, p, c, idx, targets)
+
+
+def compare_logits(expected, model, p, c, idx, targets, atol=1e-10, without_gradient=lambda key: False):
+    """The same with the logits that another implementation makes of the parameters p."""
+    logits, loss = model(idx, targets)
+    loss.backward()
+    expected_loss = reference_loss(expected, targets, c.z_loss)
+    expected_loss.backward()
+    torch.testing.assert_close(logits, expected.detach(), rtol=0, atol=atol)
+    torch.testing.assert_close(loss, expected_loss, rtol=0, atol=atol)
+    for key, q in model.named_parameters():
+        assert without_gradient(key) or q.grad is not None and q.grad.abs().max() > 1e-9, f"{key} has no gradient"
+        assert q.grad.isfinite().all(), key
+        torch.testing.assert_close(q.grad, p[key].grad, rtol=0, atol=10 * atol, msg=lambda m, key=key: f"gradient of {key}: {m}")
+    model.eval()
+    with torch.no_grad():                       # no z-loss in evaluation
+        torch.testing.assert_close(model(idx, targets)[1], reference_loss(expected, targets, 0.0), rtol=0, atol=atol)
+
+
+@torch.no_grad()
+def depends_on_every_parameter(stack, model, p, c, idx, _):
+    """A parameter changed in the reference alone is seen in the logits."""
+    idx = idx[:1, :3]
+    logits = model(idx)[0]
+    for key in p:
+        before = p[key].clone()
+        p[key] += 0.01 * torch.randn_like(before)
+        assert (logits - reference_logits(stack, p, c, idx)).abs().max() > 1e-8, key
+        p[key].copy_(before)
+
+
+def own_groups(model):
+    """What the optimizers do with the parameters that a plain Transformer lacks: (keys of matrices, keys of what mixes).
+
+    Keys without the number of their layer. A plain Transformer: embeddings, norms, head, and the matrices of gpt.py's blocks.
+    """
+    usual = {f"{at}.weight" for at in ("attn.wq", "attn.wk", "attn.wv", "attn.wo", "attn.gate", "mlp.w_gate", "mlp.w_up", "mlp.w_down")}
+    names = {id(p): key for key, p in model.named_parameters()}
+    matrices, mixing = ([re.sub(r"\.\d+\.", ".", names[id(p)]) for p in part] for part in (muon.split_params(model)[0], muon.mixes(model)))
+    return {key for key in matrices if key.removeprefix("blocks.") not in usual}, set(mixing)

@@ -1,0 +1,35 @@
+"""What the generic tests run of a model beside its defaults: tests/settings/NAME.py, found by name. All of it is optional:
+
+CASES     dicts of options that every generic test runs, besides the default
+NEUTRAL   dicts of options for which neutral(model) makes the model its baseline
+BAD       dicts of options that Config refuses
+ROUNDING  largest difference that a later token may make to earlier logits in float64; without it none, in fp32
+CHANGED   (text, its replacement) in the model's file, which then has another mechanism: for test_own_model.py
+COMPILED  dicts of options that the default run compiles with inductor; `--full` does so with all cases
+
+A model with such a file belongs to the repository and is held to all of its habits. One without is somebody's own: what
+it does not have (a cache, a final_norm) is skipped, and its docstring may leave its changes unsaid.
+"""
+from importlib import import_module
+from pathlib import Path
+
+import models
+
+
+def belongs(name):
+    return Path(__file__).with_name(f"{name}.py").exists()
+
+
+def of(name, what, default=()):
+    """One of the above of one model."""
+    return getattr(import_module(f"settings.{name}"), what, default) if belongs(name) else default
+
+
+def pairs(what):
+    """[(name, options), ..] of all models."""
+    return [(name, options) for name in models.names() for options in of(name, what)]
+
+
+def show(x):
+    """The name of a test case: of a model, or of its options."""
+    return "-".join(f"{k}={v}" for k, v in x.items()) or "default" if isinstance(x, dict) else str(x)

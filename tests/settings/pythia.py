@@ -1,0 +1,8 @@
+"""What the generic tests run of pythia.py beside its defaults."""
+CASES = [
+    dict(n_kv_head=1, z_loss=0.001),
+]
+BAD = [
+    dict(d_model=48), dict(rope_theta=0.0),
+]
+CHANGED = ("F.gelu(self.w_up(x))", "F.relu(self.w_up(x)).square()")

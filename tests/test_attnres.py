@@ -1,0 +1,119 @@
+"""attnres.py against its paper's equations in float64, arXiv:2603.15031."""
+import pytest
+import torch
+from measure import SMALL, dtypes_read, extra
+from reference import (  # noqa: F401  (float64: autouse)
+    GATED, add, compare, depends_on_every_parameter, float64, own_groups, reference_logits, rms, setup, show,
+    softmax, sublayer,
+)
+
+import models
+
+OWN = dict(block_size=1, key_norm=True)
+CASES = GATED + [dict(block_size=S) for S in (2, 3, 4, 6)] + [dict(key_norm=False), dict(block_size=4, key_norm=False)]
+
+
+def score(p, c, l, u):
+    """w_l . RN(u), reader l = 2 .. 2L + 1; the first reader has one source and no query."""
+    return torch.dot(p["depth_attention.query"][l - 2], rms(u, c) if c.key_norm else u)
+
+
+def read(p, c, l, sources):
+    """h_l = sum_s softmax_s(score) v_s at every position."""
+    if l == 1:
+        return sources[0]
+    out = []
+    for t in range(len(sources[0])):
+        alpha = softmax([score(p, c, l, v[t]) for v in sources])
+        out.append(sum(a * v[t] for a, v in zip(alpha, sources)))
+    return out
+
+
+def attnres(p, c, x):
+    """Block form: embedding, sums of finished blocks, running sum of the own block."""
+    done, partial = [x], None
+    for l in range(1, 2 * c.n_layer + 1):
+        v = sublayer(p, c, l, read(p, c, l, done + ([] if partial is None else [partial])))
+        partial = v if partial is None else add(partial, v)
+        if l % c.block_size == 0:
+            done, partial = done + [partial], None
+    return read(p, c, 2 * c.n_layer + 1, done + ([] if partial is None else [partial]))
+
+
+def attnres_full(p, c, x):
+    """Full form: all earlier sublayer outputs."""
+    v = [x]
+    for l in range(1, 2 * c.n_layer + 1):
+        v.append(sublayer(p, c, l, read(p, c, l, v)))
+    return read(p, c, 2 * c.n_layer + 1, v)
+
+
+def attnres_two_phase(p, c, x):
+    """Block form as an online softmax: finished blocks once per block, then the running sum merged in."""
+    L_s, T, done = 2 * c.n_layer, len(x), [x]
+    for start in range(1, L_s + 2, c.block_size):
+        readers = range(start, min(start + c.block_size, L_s + 2))
+        phase1 = {}
+        for l in readers:
+            for t in range(T):
+                e = [score(p, c, l, b[t]) if l > 1 else torch.zeros(()) for b in done]
+                m = max(e)
+                phase1[l, t] = m, sum(torch.exp(a - m) for a in e), sum(torch.exp(a - m) * b[t] for a, b in zip(e, done))
+        partial = None
+        for l in readers:
+            h = []
+            for t in range(T):
+                m, z, o = phase1[l, t]
+                if partial is not None:
+                    e = score(p, c, l, partial[t])
+                    top = max(m, e)
+                    z = torch.exp(m - top) * z + torch.exp(e - top)
+                    o = torch.exp(m - top) * o + torch.exp(e - top) * partial[t]
+                h.append(o / z)
+            if l == L_s + 1:
+                return h
+            v = sublayer(p, c, l, h)
+            partial = v if partial is None else add(partial, v)
+        done.append(partial)
+
+
+@pytest.mark.parametrize("options", CASES, ids=show)
+def test_equations(options):
+    compare(attnres, *setup("attnres", **{**OWN, **options}))
+
+
+def test_reference_depends_on_every_parameter():
+    depends_on_every_parameter(attnres, *setup("attnres", **OWN))
+
+
+@pytest.mark.parametrize("key_norm", [True, False])
+@pytest.mark.parametrize("block_size", [1, 2, 3, 4, 6])
+def test_attention_residuals_in_other_forms(block_size, key_norm):
+    model, p, c, idx, _ = setup("attnres", block_size=block_size, key_norm=key_norm)
+    with torch.no_grad():
+        for stack in [attnres_two_phase] + [attnres_full] * (block_size == 1):
+            torch.testing.assert_close(model(idx)[0], reference_logits(stack, p, c, idx), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 8])
+def test_costs(block_size):
+    """No matrix product more than gpt.py; the reads are what the readers see."""
+    (parameters, flops, read), counted = extra("attnres", block_size=block_size)
+    model, seen = models.build("attnres", **SMALL, block_size=block_size), []
+    model.depth_attention.register_forward_hook(lambda module, inputs, output: seen.append(output.size(-1)))
+    model(torch.zeros(1, 4, dtype=torch.long))
+    assert (parameters, 0) == counted == (2 * 4 * 64, 0) and len(seen) == 2 * 4
+    assert flops == 6 * sum(seen) * 64 and read == sum(S - 1 for S in seen) * 64
+
+
+@pytest.mark.parametrize("block_size", [1, 3])
+def test_states_are_bf16_under_autocast(block_size):
+    assert dtypes_read("attnres", block_size=block_size) == {torch.bfloat16}
+
+
+def test_initial_values():
+    assert (models.build("attnres", vocab_size=31, n_layer=3, n_head=4, d_model=32, max_len=8).depth_attention.query == 0).all()
+
+
+def test_groups():
+    assert own_groups(setup("attnres", **OWN)[0]) == (set(), {"depth_attention.query"})

@@ -1,0 +1,77 @@
+"""torch.compile: one graph in forward and backward, one for the decoding step, and the numbers of eager execution.
+
+With backend aot_eager, which traces forward and backward as inductor does and then runs the same graphs without making code:
+every case. With inductor: a few; `--full` all.
+"""
+import pytest
+import settings
+import torch
+from settings import show
+from test_models import CASES, build, every_case, every_model, need, tokens
+
+import models
+
+FEW = settings.pairs("COMPILED")
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    """torch keeps few versions of the code of one function."""
+    torch._dynamo.reset()
+
+
+def compare(name, options, backend):
+    """Loss and gradients in float64; of two layers, where Config lets it."""
+    try:
+        model = build(name, {"n_layer": 2, **options}).double()
+    except ValueError:
+        model = build(name, options).double()
+    idx, targets = tokens(2, 8), tokens(2, 8).roll(1, 1)
+    model.train()
+    want = model(idx, targets)[1]
+    want.backward()
+    grads = {key: p.grad.clone() for key, p in model.named_parameters()}
+    model.zero_grad()
+    model.compile(fullgraph=True, dynamic=False, backend=backend)
+    got = model(idx, targets)[1]
+    got.backward()
+    torch.testing.assert_close(got, want, atol=1e-9, rtol=0)
+    for key, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, grads[key], atol=1e-9, rtol=1e-9, msg=key)
+    assert not any("_orig_mod" in key for key in model.state_dict())
+
+
+@every_case
+def test_one_graph_forward_and_backward(name, options):
+    compare(name, options, "aot_eager")
+
+
+@every_model
+def test_one_graph_to_decode(name):
+    """The first token reads an empty cache, the next ones make no new graph."""
+    need(name, models.module(name), "Cache")
+    model, idx = build(name, {}).double(), tokens(2, 5)
+    module, full = models.module(name), model(idx)[0]
+    cache, graphs = module.Cache(model, 2, 8), []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    step = torch.compile(model.forward, fullgraph=True, backend=count)
+    with torch.no_grad():
+        parts = [step(idx[:, t:t + 1].clone(), cache=cache)[0] for t in range(5)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), full, atol=1e-9, rtol=0)
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("name, options", FEW + [pytest.param(*case, marks=pytest.mark.full) for case in CASES if case not in FEW], ids=show)
+def test_inductor(name, options):
+    compare(name, options, "inductor")
+
+
+@pytest.mark.parametrize("name", [name if name == models.names()[0] else pytest.param(name, marks=pytest.mark.full) for name in models.names()])
+def test_inductor_decodes(name):
+    need(name, models.module(name).Model, "generate")
+    model, idx = build(name, {}).double(), tokens(2, 8)
+    assert torch.equal(model.generate(idx, 4, temperature=0, compile=True), model.generate(idx, 4, temperature=0))

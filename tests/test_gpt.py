@@ -1,0 +1,38 @@
+"""gpt.py against its equations in float64, and its initial values."""
+import math
+
+import pytest
+import torch
+from reference import GATED, compare, depends_on_every_parameter, float64, gpt, own_groups, setup, show  # noqa: F401  (float64: autouse)
+
+import models
+
+CASES = GATED + [dict(qk_norm=False), dict(n_kv_head=1), dict(tie_embeddings=True), dict(z_loss=0.0)]
+
+
+@pytest.mark.parametrize("options", CASES, ids=show)
+def test_equations(options):
+    compare(gpt, *setup("gpt", **options))
+
+
+def test_reference_depends_on_every_parameter():
+    depends_on_every_parameter(gpt, *setup("gpt"))
+
+
+@pytest.mark.parametrize("zero_init", [True, False])
+def test_initial_values(zero_init):
+    """Norms 1; zeros behind attention, MLP and final norm unless zero_init is off; N(0, 0.02), cut at three sigma, elsewhere."""
+    torch.manual_seed(0)
+    model = models.build("gpt", vocab_size=97, n_layer=2, n_head=4, d_model=64, d_ff=96, max_len=8, gate="elementwise", zero_init=zero_init)
+    for key, p in model.named_parameters():
+        module = key.split(".")[-2]
+        if module.endswith("norm"):
+            assert (p == 1).all(), key
+        elif module in ("wo", "w_down", "head") and zero_init:
+            assert (p == 0).all(), key
+        else:
+            assert abs(p.std() - 0.0197) < 0.001 and p.abs().max() <= 0.06 and abs(p.mean()) < 5 * 0.02 / math.sqrt(p.numel()), key
+
+
+def test_groups():
+    assert own_groups(setup("gpt", gate="elementwise")[0]) == (set(), set())

@@ -1,0 +1,92 @@
+"""muddpythia.py against loops in float64, arXiv:2502.12170; it starts as pythia.py."""
+import math
+
+import pytest
+import torch
+from measure import dtypes_read, extra
+from reference import (  # noqa: F401  (float64: autouse)
+    OLDER, block, compare_logits, count, float64, gelu, layer_norm, older_initial_values, own_groups, reference_logits, rms, setup, show,
+)
+
+import models
+
+
+def aggregates(p, c, i, X):
+    """X^c = sum_j A_cj X_j for c = Q, K, V, R after block i; after the last block only R."""
+    C, S, at = 1 if i == c.n_layer else 4, i + 1, f"aggregate.{i}.weights"
+    out = [[] for _ in range(C)]
+    for t, u in enumerate(X[i]):
+        made = p[f"{at}.w2.weight"] @ gelu(p[f"{at}.w1.weight"] @ rms(u, c))
+        for row in range(C):
+            out[row].append(sum((made[row * S + j] + p[f"{at}.a"][row, j]) * X[j][t] for j in range(S)))
+    return out
+
+
+def muddpythia(p, c, x):
+    X, streams = [x], [x] * 4
+    for i in range(1, c.n_layer + 1):
+        X.append(block(p, c, i - 1, *streams))
+        streams = aggregates(p, c, i, X) if f"aggregate.{i}.weights.a" in p else [X[i]] * 4
+    return streams[-1]
+
+
+@pytest.mark.parametrize("options", [
+    dict(), dict(n_kv_head=2, ffn_realloc=False), dict(tie_embeddings=True, n_layer=2, norm_eps=0.1), dict(n_layer=1, ffn_realloc=False)], ids=show)
+def test_equations(options):
+    model, p, _, idx, targets = setup("muddpythia", OLDER, 0.2, rope_theta=50.0, **options)
+    c = model.config
+    compare_logits(reference_logits(muddpythia, p, c, idx, layer_norm), model, p, c, idx, targets)
+
+
+@torch.no_grad()
+def test_it_starts_as_pythia():
+    """Bit for bit, at its initial mixing weights; away from them it is another function."""
+    pythia, mudd = setup("pythia", OLDER, 0.2)[0], models.build("muddpythia", **OLDER, ffn_realloc=False)
+    weights = {key: q for key, q in pythia.state_dict().items() if "attn_norm" not in key}
+    for key, q in pythia.state_dict().items():
+        if "attn_norm" in key:
+            weights |= {key.replace("attn_norm", f"{s}_in_norm"): q for s in "qkv"}
+    missing = mudd.load_state_dict(weights, strict=False)
+    assert not missing.unexpected_keys and all(key.startswith("aggregate.") for key in missing.missing_keys)
+    idx = torch.randint(29, (2, 9))
+    assert torch.equal(mudd(idx)[0], pythia(idx)[0])
+    for key in ("a", "w2.weight"):
+        mudd.aggregate["2"].weights.get_parameter(key).add_(0.1)
+        assert (mudd(idx)[0] - pythia(idx)[0]).abs().max() > 1e-3
+        mudd.aggregate["2"].weights.get_parameter(key).sub_(0.1)
+
+
+@pytest.mark.parametrize("L, d, h, percent", [(24, 2048, 16, 0.22), (32, 2560, 32, 0.23)])
+def test_what_it_adds_to_pythia(L, d, h, percent):
+    """At the two sizes of arXiv:2502.12170, table 3; the MLP budget stays within rounding."""
+    shape = dict(n_layer=L, d_model=d, n_head=h)
+    K = [4 * (i + 1) for i in range(1, L)] + [L + 1]
+    extra = count("muddpythia", **shape, ffn_realloc=False) - count("pythia", **shape)
+    assert extra == sum(d * k + k * k + k for k in K) + 4 * d * (L - 1)
+    assert abs(100 * extra / (12 * L * d * d) - percent) < 0.03
+    with torch.device("meta"):
+        widths = [block.mlp.w_up.out_features for block in models.build("muddpythia", **shape).blocks]
+    assert abs(sum(widths) / (4 * d * L) - 1) < 0.003 and (widths[0], widths[-1]) == (2 * d, 6 * d)
+    assert all(abs(f - 4 * d * (0.5 * (L - i) + 1.5 * (i - 1)) / (L - 1)) <= 32 for i, f in enumerate(widths, start=1))
+
+
+@pytest.mark.parametrize("options", [dict(), dict(ffn_realloc=False), dict(n_layer=7, d_ff=300)], ids=show)
+def test_costs(options):
+    """The counter sees matrix products only, the sums over depth are 2 FLOPs for each weight and channel."""
+    (parameters, flops, read), counted = extra("muddpythia", **options)
+    L = options.get("n_layer", 4)
+    weights = sum(4 * (i + 1) for i in range(1, L)) + L + 1
+    assert (parameters, flops - 2 * 64 * weights) == counted and read == 64 * L * (L + 1) // 2
+
+
+def test_states_are_bf16_under_autocast():
+    assert dtypes_read("muddpythia") == {torch.bfloat16}
+
+
+def test_initial_values():
+    older_initial_values("muddpythia", math.sqrt(2 / 5 / 256), 2 / 4 / 16)
+
+
+def test_groups():
+    model = setup("muddpythia", OLDER)[0]
+    assert own_groups(model) == (set(), {f"aggregate.weights.{key}" for key in ("a", "w1.weight", "w2.weight")})

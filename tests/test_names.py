@@ -1,0 +1,42 @@
+"""No place but its own files knows a model by name: no `if name == ...` in scripts, nanodepth/ or generic tests."""
+import ast
+from pathlib import Path
+
+import settings
+
+import models
+
+ROOT = Path(__file__).parent.parent
+ALLOWED = {"presets", "convert", "test_presets", "test_convert"}    # papers' tables, layouts of published checkpoints
+
+
+def places():
+    """The files that may know no model."""
+    for path in sorted([*ROOT.glob("*.py"), *(ROOT / "nanodepth").glob("*.py"), *(ROOT / "tests").glob("*.py")]):
+        own = {f"test_{name}" for name in models.names()} | {f"test_probe_{name}" for name in models.names()}
+        if path.stem not in ALLOWED | own:
+            yield path
+
+
+def quoted(path):
+    """[(line, text)] of all string literals but docstrings, and of the names of imported modules."""
+    tree = ast.parse(path.read_text())
+    docs = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+            and node.body and isinstance(node.body[0], ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            yield node.lineno, node.value
+        elif isinstance(node, ast.ImportFrom) and node.module == "models":
+            yield from ((node.lineno, alias.name) for alias in node.names)
+
+
+def test_no_model_is_known_by_name():
+    """But gpt, the baseline and the default. In a text, a name counts where it stands alone, as in "kern:top_k=2"."""
+    known = {name for name in models.names() if settings.belongs(name)} - {"gpt"}
+    found = []
+    for path in places():
+        for line, text in quoted(path):
+            words = set(text.replace(":", " ").replace("[", " ").replace(",", " ").split()) if len(text) < 200 else set()
+            if text in known or words & known and len(words) <= 6:
+                found.append(f"{path.relative_to(ROOT)}:{line}: {text!r}")
+    assert not found, "\n".join(["a model by name, outside of models/NAME.py, probes/NAME.py and their tests:", *found])

@@ -1,0 +1,129 @@
+"""A model of one's own is one file: copied, changed, trained for five steps and tested with `pytest -k mine`, in a copy of the repository.
+
+Beside Config and Model it has nothing: no settings, no probes, no neutral, no costs.
+"""
+import ast
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import settings
+
+import models
+
+ROOT = Path(__file__).parent.parent
+HOUSE = [name for name in models.names() if settings.belongs(name)]
+TINY = dict(n_layer=2, d_model=32, n_head=2, d_ff=64, max_len=64, seq_len=16, batch_tokens=128, micro_batch=4, max_steps=5, eval_tokens=200,
+            device="cpu", dtype="fp32", data="tiny")
+
+
+def text(name):
+    return (ROOT / "models" / f"{name}.py").read_text()
+
+
+def replaced(source, *pairs):
+    for old, new in pairs:
+        assert old in source, f"not in the file any more: {old}"
+        source = source.replace(old, new)
+    return source
+
+
+def with_a_parameter():
+    """gpt.py and a bias of the embedding, at the top of the model. Its docstring does not say so."""
+    return replaced(text("gpt"),
+                    ("        self.init_weights()\n", "        self.shift = nn.Parameter(torch.empty(c.d_model))\n        self.init_weights()\n"),
+                    ('            if module.endswith("norm"):\n                p.fill_(1.0)\n',
+                     '            if name == "shift":\n                p.zero_()\n            elif module.endswith("norm"):\n                p.fill_(1.0)\n'),
+                    ("x = self.embed(idx)", "x = (self.embed(idx) + self.shift)"))
+
+
+def with_a_module():
+    """gpt.py and a bottleneck behind every MLP, as the README says to do it: with a line in the docstring."""
+    return replaced(text("gpt"),
+                    ('Documents in one window', 'Changed from gpt.py: Block.__init__, Block.forward, Model.init_weights\n\nDocuments in one window'),
+                    ("class Block(nn.Module):", "class Bottleneck(nn.Module):\n    def __init__(self, d_model):\n        super().__init__()\n"
+                     "        self.down = nn.Linear(d_model, 8, bias=False)\n        self.up = nn.Linear(8, d_model, bias=False)\n\n"
+                     "    def forward(self, x):\n        return x + self.up(self.down(x).tanh())\n\n\nclass Block(nn.Module):"),
+                    ("        self.mlp = MLP(c.d_model, c.d_ff)\n", "        self.mlp = MLP(c.d_model, c.d_ff)\n        self.bottleneck = Bottleneck(c.d_model)\n"),
+                    ("return x + self.mlp(self.mlp_norm(x))", "return self.bottleneck(x + self.mlp(self.mlp_norm(x)))"),
+                    ('"head"):\n                nn.init', '"head", "down", "up"):\n                nn.init'))
+
+
+def changed(name):
+    """Another mechanism. What the old one cost, and where it was neutral, is not said of the new one."""
+    source = replaced(text(name), settings.of(name, "CHANGED"))
+    lines = source.splitlines(keepends=True)
+    for node in reversed(ast.parse(source).body):
+        if isinstance(node, ast.FunctionDef) and node.name in ("costs", "neutral"):
+            del lines[min(node.lineno, *(d.lineno for d in node.decorator_list), node.end_lineno) - 1:node.end_lineno]
+    return "".join(lines)
+
+
+def run(folder, *words):
+    """(what it printed, CPU seconds)"""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=1500,
+                          env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""})
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    return done.stdout, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """The repository without its results, and a little data."""
+    out = tmp_path / "nanodepth"
+    skip = shutil.ignore_patterns(".*", "__pycache__", "results", "runs", "data", "*.png")
+    shutil.copytree(ROOT, out, ignore=skip)
+    (tmp_path / "a.txt").write_text("".join(f"{i} green bottles hanging on the wall\n\n" for i in range(200)))
+    run(out, "data_prep.py", "text", str(tmp_path / "a.txt"), "--name", "tiny", "--tokenizer", "byte")
+    return out
+
+
+def try_out(copy, files):
+    """Trains each of the files {name: text}, and tests all of them."""
+    for name, source in files.items():
+        (copy / "models" / f"{name}.py").write_text(source)
+    for name in files:
+        printed, _ = run(copy, "train.py", "--model", name, *(word for key, value in TINY.items() for word in (f"--{key}", str(value))))
+        assert re.search(r"^step +5/5 \| val ", printed, re.M), printed
+    printed, seconds = run(copy, "-m", "pytest", "-q", "-rs", "-k", "mine", "-p", "no:cacheprovider")
+    passed = int(re.search(r"(\d+) passed", printed)[1])
+    assert passed >= 20 * len(files), printed
+    return printed, seconds
+
+
+def test_one_new_parameter(copy):
+    """The friendliest case, in less than a minute; what the docstring could say is told."""
+    printed, seconds = try_out(copy, {"mine": with_a_parameter()})
+    assert seconds < 60
+    assert "for its docstring: Changed from gpt.py: Model.__init__, Model.init_weights, Model.forward" in " ".join(printed.split())
+
+
+def test_a_new_module_a_copy_and_a_changed_mechanism(copy):
+    last = HOUSE[-1]
+    try_out(copy, {"mine_module": with_a_module(), f"mine_{last}": text(last), f"mine_changed_{last}": changed(last)})
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("form", [text, changed], ids=["unchanged", "changed"])
+def test_copies_of_every_model(copy, form):
+    try_out(copy, {f"mine_{name}": form(name) for name in HOUSE})
+
+
+def test_what_is_not_announced_is_an_error_that_says_what_to_write(copy):
+    (copy / "models" / "mine.py").write_text(replaced(with_a_module(), ("Block.__init__, Block.forward, ", "")))
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "tests/test_copies.py", "-k", "mine"], cwd=copy, capture_output=True, text=True)
+    assert done.returncode == 1 and "Changed from gpt.py: Block.__init__, Block.forward, Model.init_weights" in done.stdout
+
+
+@pytest.mark.parametrize("claim, name", [("costs(c, T):\n    return 7, 0, 0", "costs"), ("neutral(model):\n    model.shift.data.fill_(1.0)", "neutral")])
+def test_a_wrong_claim_is_an_error_that_names_it(copy, claim, name):
+    (copy / "models" / "mine.py").write_text(replaced(with_a_parameter(), ('\n\nif __name__', f'\n\ndef {claim}\n\n\nif __name__')))
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "tests/test_models.py", "-k", f"mine and {name}"], cwd=copy, capture_output=True, text=True)
+    assert done.returncode == 1 and f"{name}() of models/mine.py" in done.stdout and "correct or remove it" in done.stdout

@@ -1,0 +1,61 @@
+"""pythia.py against the GPT-NeoX of Hugging Face transformers and against loops, in float64; sizes and initial values."""
+import math
+
+import pytest
+import torch
+from reference import (  # noqa: F401  (float64: autouse)
+    OLDER, OLDER_CASES, block, compare_logits, count, equal_to_transformers, float64, layer_norm, older_initial_values, per_head,
+    reference_logits, renamed, setup, show,
+)
+
+
+def as_neox(p, c):
+    """State dict of GPTNeoXForCausalLM, whose q, k and v follow each other head by head."""
+    state = renamed(p, "", "gpt_neox.", "final_norm=final_layer_norm") | {
+        "gpt_neox.embed_in.weight": p["embed.weight"], "lm_head.weight": p["embed.weight" if c.tie_embeddings else "head.weight"]}
+    for i in range(c.n_layer):
+        at, to = f"blocks.{i}", f"gpt_neox.layers.{i}."
+        state |= renamed(p, f"{at}.", to, "attn_norm=input_layernorm mlp_norm=post_attention_layernorm attn.wo=attention.dense "
+                                          "mlp.w_up=mlp.dense_h_to_4h mlp.w_down=mlp.dense_4h_to_h")
+        qkv = [per_head(p, c, at, s) for s in "qkv"]
+        state[f"{to}attention.query_key_value.weight"] = torch.stack([weight for weight, _ in qkv], dim=1).flatten(0, 2)
+        state[f"{to}attention.query_key_value.bias"] = torch.stack([bias for _, bias in qkv], dim=1).flatten()
+    return state
+
+
+def theirs(c):
+    """GPT-NeoX in its defaults, but for sizes, eps, and dropout, which is off."""
+    transformers = pytest.importorskip("transformers")
+    return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(
+        vocab_size=c.vocab_size, max_position_embeddings=c.max_len, hidden_size=c.d_model, num_hidden_layers=c.n_layer,
+        num_attention_heads=c.n_head, intermediate_size=c.d_ff, layer_norm_eps=c.norm_eps, tie_word_embeddings=c.tie_embeddings)).eval()
+
+
+@pytest.mark.parametrize("options", OLDER_CASES, ids=show)
+def test_equal_to_transformers(options):
+    equal_to_transformers("pythia", options, theirs, as_neox, 1e-6)                 # their angles are in fp32
+
+
+def pythia(p, c, x):
+    for n in range(c.n_layer):
+        x = block(p, c, n, x, x, x, x)
+    return x
+
+
+def test_equations():
+    model, p, _, idx, targets = setup("pythia", OLDER, 0.2, n_kv_head=2, rope_theta=50.0)
+    c = model.config
+    compare_logits(reference_logits(pythia, p, c, idx, layer_norm), model, p, c, idx, targets)
+
+
+@pytest.mark.parametrize("L, d, h, V, want", [
+    (6, 512, 8, 50304, 70_426_624), (12, 768, 12, 50304, 162_322_944), (24, 1024, 16, 50304, 405_334_016),
+    (16, 2048, 8, 50304, 1_011_781_632), (24, 2048, 16, 50304, 1_414_647_808), (32, 2560, 32, 50304, 2_775_208_960),
+    (32, 4096, 32, 50432, 6_857_302_016), (36, 5120, 40, 50688, 11_846_072_320)])
+def test_sizes(L, d, h, V, want):
+    """The eight released models, arXiv:2304.01373."""
+    assert count("pythia", vocab_size=V, n_layer=L, d_model=d, n_head=h) == want
+
+
+def test_initial_values():
+    older_initial_values("pythia", math.sqrt(2 / 5 / 256), 2 / 4 / 16)

@@ -1,0 +1,59 @@
+"""resformer.py against its paper's equations in float64, arXiv:2410.17897."""
+import pytest
+import torch
+from reference import (  # noqa: F401  (float64: autouse)
+    GATED, compare, depends_on_every_parameter, float64, gpt, own_groups, reading_layers, setup, show, softmax,
+)
+
+import models
+
+OWN = dict(n_layer=4, value_mix="plus", last_k=None)
+CASES = GATED + [dict(value_mix="identity"), dict(value_mix="constant"), dict(value_mix="learnable"), dict(last_k=2),
+                 dict(value_mix="learnable", last_k=1)]
+
+
+def resformer(p, c, x):
+    """v_n <- lambda1_n v_1 + lambda2_n v_n."""
+    first, layers = [], reading_layers(c)
+
+    def lambdas(i):
+        if c.value_mix in ("identity", "constant"):
+            return (0.5, 0.5) if c.value_mix == "identity" else (2.0, 1.0)
+        l1, l2 = p["value_mix.lambda1"], p["value_mix.lambda2"]
+        if c.value_mix == "learnable":
+            return l1[i], l2[i]
+        return p["value_mix.lambda_scale"] * softmax([l1[j] for j in range(len(layers))])[i], l2[i]
+
+    def mix(n, a, S):
+        if n == 0:
+            first.extend(S["v"])
+        if n not in layers:
+            return S
+        l1, l2 = lambdas(layers.index(n))
+        return {**S, "v": [[l1 * v1 + l2 * v for v1, v in zip(*at)] for at in zip(first, S["v"])]}
+
+    return gpt(p, c, x, mix)
+
+
+@pytest.mark.parametrize("options", CASES, ids=show)
+def test_equations(options):
+    compare(resformer, *setup("resformer", **{**OWN, **options}))
+
+
+def test_reference_depends_on_every_parameter():
+    depends_on_every_parameter(resformer, *setup("resformer", **OWN))
+
+
+def test_initial_values():
+    def lambdas(**options):
+        return models.build("resformer", vocab_size=31, n_layer=3, n_head=4, d_model=32, max_len=8, **options).value_mix
+    torch.testing.assert_close(torch.stack(lambdas()()), torch.tensor([[1.0, 1.0], [0.5, 0.5]]))
+    assert lambdas(value_mix="identity")() == ([0.5] * 2, [0.5] * 2)
+    assert lambdas(value_mix="constant")() == ([2.0] * 2, [1.0] * 2)
+    learnable = lambdas(value_mix="learnable")
+    assert (learnable.lambda1 == 0.5).all() and (learnable.lambda2 == 0.5).all()
+
+
+def test_groups():
+    mixing = {"value_mix.lambda1", "value_mix.lambda2", "value_mix.lambda_scale"}
+    assert own_groups(setup("resformer", **OWN)[0]) == (set(), mixing)
