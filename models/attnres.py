@@ -1,19 +1,23 @@
 """Attention Residuals: each sublayer attends over the outputs of all earlier sublayers.   arXiv:2603.15031
 
-The residual stream adds up what the sublayers wrote; here every reader takes a softmax-weighted mean of it instead.
-Sublayers l = 1 .. 2L are attention and MLP in turn, v_0 is the embedding, and per token
-    h_l = sum_{s<l} alpha_{l,s} v_s,     alpha_{l,.} = softmax_s( w_l . RN(v_s) ),     v_l = f_l(norm(h_l))
-with one learned query w_l (C,) per reader (rows of `query`) and RN an RMSNorm without gain. The head reads the same way.
-Block form (block_size=S): S consecutive sublayers are summed into one source b_n; a reader sees the embedding, the
-finished blocks, and the running sum of its own block (unless that is empty). S = 1 is the full form.
-Costs one query per reader. The first sublayer has a single source and no choice, so it has no query here: 2 L d_model
-parameters, d_model fewer than the paper's count.
+In gpt.py a sublayer reads the sum of what all earlier ones wrote. Here it reads a mean of it, weighted by a softmax
+over depth. Sublayers l = 0 .. 2L-1 are attention and MLP in turn, v_0 is the embedding, v_{l+1} what sublayer l wrote:
+    h_l     = sum_{s<=l} alpha_{l,s} v_s,     alpha_{l,.} = softmax_s( w_l . RN(v_s) )      per token
+    v_{l+1} = sublayer_l( norm(h_l) )
+with a learned vector w_l (C,) per reader l (row l-1 of `query`), and RN an RMSNorm without gain. The head is reader 2L.
+Block form (block_size): the outputs of so many sublayers are summed into one source. A reader sees the embedding, the
+finished blocks, and the running sum of its own block (unless that is empty). block_size=1 is the full form.
+Costs 2 L C parameters, and 6 S C FLOPs per token for a reader of S sources, of which it reads S - 1 anew. Reader 0 has
+a single source and no choice, hence no query here. The paper counts one: C parameters more.
 
 Changed from gpt.py: Config, Config.__post_init__, Block.forward, Model.__init__, Model.init_weights, Model.forward
 Equal to gpt.py when: all queries are zero, as they are at the start, up to norm_eps: a uniform mean is the residual sum
     over a number, and every reader normalises.
-Paper and code: the paper's pseudo-code gives each key norm a gain, which w_l absorbs. Blocks count sublayers, as in the
-    paper; some public code counts decoder layers.
+Other default than gpt.py's: norm_eps. At the start all sources but the embedding are zero, so that a state is the
+    embedding (std 0.02) over S. Its mean square is 6e-7 for 25 sources, and an eps of 1e-6 would shrink every norm.
+Paper and code:
+    - The paper's pseudo-code gives each key norm a gain, which w_l absorbs.
+    - Blocks count sublayers, as in the paper; some public code counts decoder layers.
 """
 import math
 from dataclasses import dataclass
@@ -33,7 +37,7 @@ class Config:
     d_ff: int | None = None         # hidden width of the SwiGLU MLP; None: 8/3 d_model rounded up to a multiple of 64
     max_len: int = 2048             # longest sequence, in training and in generation
     rope_theta: float = 10000.0     # base of the rotary frequencies
-    norm_eps: float = 1e-6          # added to the mean square in every RMSNorm
+    norm_eps: float = 1e-10         # added to the mean square in every RMSNorm
     tie_embeddings: bool = False    # head and embedding share one matrix
     z_loss: float = 0.0             # weight of mean(logsumexp(logits)^2), in training only
     qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
@@ -161,7 +165,7 @@ class MLP(nn.Module):
 
 
 class DepthAttention(nn.Module):
-    """alpha (B, T, S): how much reader l = 1 .. 2L takes of each of S sources (B, T, C); reader 0 has no choice."""
+    """alpha (B, T, S): how much reader l = 1 .. 2L takes of each of S sources v (B, T, C)."""
 
     def __init__(self, c):
         super().__init__()
@@ -174,25 +178,25 @@ class DepthAttention(nn.Module):
 
 
 class Sources:
-    """What the next sublayer may read: embedding and finished blocks, and the running sum of the current block."""
+    """What the next reader sees: the embedding and the finished blocks, and the running sum of the current block."""
 
     def __init__(self, x, attention, block_size):
-        self.attention, self.block_size, self.count = attention, block_size, 0      # count: sublayers so far
+        self.attention, self.block_size, self.l = attention, block_size, 0          # l: the next reader
         self.done, self.partial = [x], None
 
     def read(self):
-        """h (B, T, C) of the next reader."""
-        if self.count == 0:
+        """h_l (B, T, C)."""
+        if self.l == 0:
             return self.done[0]
         sources = self.done if self.partial is None else [*self.done, self.partial]
-        alpha = self.attention(self.count, sources).type_as(sources[0])             # (B, T, S)
+        alpha = self.attention(self.l, sources).type_as(sources[0])                 # else the states would become fp32
         return sum(a[..., None] * v for a, v in zip(alpha.unbind(-1), sources))
 
     def add(self, v):
-        """Takes the output v (B, T, C) of a sublayer."""
+        """Takes what sublayer l wrote, v (B, T, C)."""
         self.partial = v if self.partial is None else self.partial + v
-        self.count += 1
-        if self.count % self.block_size == 0:
+        self.l += 1
+        if self.l % self.block_size == 0:
             self.done.append(self.partial)
             self.partial = None
 
@@ -303,6 +307,12 @@ class Model(nn.Module):
             else:
                 out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
         return out
+
+
+def costs(c, T):
+    """(parameters, forward FLOPs per token, numbers read per token) more than gpt.py's, in a context of T tokens."""
+    S = [1 + math.ceil(l / c.block_size) for l in range(1, 2 * c.n_layer + 1)]     # sources of the readers 1 .. 2L
+    return 2 * c.n_layer * c.d_model, 6 * sum(S) * c.d_model, (sum(S) - len(S)) * c.d_model
 
 
 def neutral(model):

@@ -1,21 +1,23 @@
 """DenseFormer: after a block, the state is a learned average over depth.   arXiv:2402.02622
 
-The residual stream hands each block the last output X_i. A depth-weighted average (DWA) hands it a weighted sum of all
-outputs so far, with one learned number per pair of depths, the same for all tokens and channels:
-    X_i = block_i(Y_{i-1}),     Y_0 = X_0 = embedding                                        i = 1 .. L
+In gpt.py a block reads the last output X_i. Here it reads a weighted sum of all outputs so far, with one learned number
+per pair of depths, the same for all tokens and channels. For i = 1 .. L:
+    X_i = block_i(Y_{i-1}),     Y_0 = X_0 = embedding
     Y_i = sum_{j in S_i} alpha_{ij} X_j  if i % period == 0, else X_i,     S_i = {0 <= j <= i: j = i modulo dilation}
 The sums run over the raw outputs X_j, never over averages Y_j; the head reads Y_L. The paper writes dilation x period:
-1x1 is the full form, 4x5 its best compromise of speed and perplexity (48 blocks: 17.87 against 17.84 and, plain, 18.61).
-Costs sum_{i: period | i} (i // dilation + 1) parameters (1x1: L (L + 3) / 2), and 2 d_model FLOPs each per token.
+1x1 is the full form, 4x5 its compromise of speed and perplexity (48 blocks: 17.87 against 17.84 and, plain, 18.61).
+Costs sum_{i: period | i} (i // dilation + 1) parameters (1x1: L (L + 3) / 2), and 2 C FLOPs each per token. The sum
+after block i reads i // dilation earlier outputs.
 
 Changed from gpt.py: Config, Config.__post_init__, Model.__init__, Model.init_weights, Model.forward
 Equal to gpt.py when: alpha_{ij} = 1 for j = i, else 0, as at the start.
-Equal to muddformer.py with dynamic=False, multiway=False, ffn_realloc=False, the same dilation, and a period that divides
-    n_layer: with other periods muddformer.py averages after the last block too, and here the head reads X_L.
-Optimizer: AdamW, without weight decay; the authors' script decays alpha with the matrices, which pulls it to 0 and not to
-    the identity.
-Paper and code: the authors' package is the equations above. Their training script has no period: its increase_T_every
-    keeps the output of every so many blocks only, and its dilation counts those; that is not the paper's k x p.
+Equal to muddformer.py with dynamic=False, multiway=False, ffn_realloc=False, the same dilation, and a period that
+    divides n_layer: with other periods muddformer.py mixes after the last block too, and here the head reads X_L.
+Optimizer: alpha goes to AdamW at mix_lr, without weight decay. The authors' script decays alpha with the matrices,
+    which pulls it to 0 and not to the identity.
+Paper and code (github.com/epfml/DenseFormer):
+    - The authors' package is the equations above. Their training script has no period: its increase_T_every keeps the
+      output of every so many blocks only, and its dilation counts those; that is not the paper's k x p.
 """
 import math
 from dataclasses import dataclass
@@ -62,7 +64,7 @@ class Config:
             raise ValueError(f"period must lie between 1 and n_layer {self.n_layer}, not {self.period}")
         last = self.n_layer // self.period * self.period
         if not 1 <= self.dilation <= last:
-            raise ValueError(f"dilation must lie between 1 and {last}, the last block with an average, not {self.dilation}")
+            raise ValueError(f"dilation must lie between 1 and {last}, the last block with a sum, not {self.dilation}")
 
     @property
     def d_head(self):
@@ -179,15 +181,15 @@ class Block(nn.Module):
 
 
 class DepthAverage(nn.Module):
-    """Y_i (B, T, C) from the outputs X_0 .. X_i, (B, T, C) each."""
+    """Y_i = sum_{j in S_i} alpha_{ij} X_j (B, T, C) from the outputs X_0 .. X_i, (B, T, C) each."""
 
     def __init__(self, c, i):
         super().__init__()
         self.sources = range(i % c.dilation, i + 1, c.dilation)
         self.alpha = nn.Parameter(torch.empty(len(self.sources)))
 
-    def forward(self, hiddens):
-        return sum(a * hiddens[j] for a, j in zip(self.alpha, self.sources))
+    def forward(self, outputs):
+        return sum(a * outputs[j] for a, j in zip(self.alpha, self.sources))
 
 
 class Model(nn.Module):
@@ -235,12 +237,12 @@ class Model(nn.Module):
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
-        hiddens = [x]                                                               # X_0 .. X_i
+        outputs = [x]                                                               # X_0 .. X_i
         for i, block in enumerate(self.blocks, start=1):
             x = block(x, rope, cache)
-            hiddens.append(x)
+            outputs.append(x)
             if i % self.config.period == 0:
-                x = self.average[str(i)](hiddens)
+                x = self.average[str(i)](outputs)
         return self.output(x, targets, cache)
 
     def rope(self, T, cache):
@@ -288,6 +290,13 @@ class Model(nn.Module):
             else:
                 out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
         return out
+
+
+def costs(c, T):
+    """(parameters, forward FLOPs per token, numbers read per token) more than gpt.py's, in a context of T tokens."""
+    earlier = [i // c.dilation for i in range(c.period, c.n_layer + 1, c.period)]   # sources of Y_i beside X_i
+    n = sum(earlier) + len(earlier)
+    return n, 2 * n * c.d_model, sum(earlier) * c.d_model
 
 
 def neutral(model):

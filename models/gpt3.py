@@ -6,21 +6,25 @@ norm and every linear map but the head. For tokens idx (B, T):
     x <- x + wo( softmax(q k^T / sqrt(d_head) + causal) v ),   q, k, v = wq, wk, wv( norm(x) )
     x <- x + w_down( gelu(w_up(b)) ),                            b = norm(x)
     logits = head( norm(x) )
-All weights start as N(0, 0.02), those of wo and w_down as N(0, 0.02 / sqrt(2 L)), biases at zero (GPT-2's rule, which GPT-3
-kept). MUDDFormer's scaling runs (arXiv:2502.12170, figure 3 and appendix D.2) have this model as "Transformer", untied:
-`--preset mudd-405m --d_ff none`, since the preset's d_ff is that of a SwiGLU MLP. GPT-2 itself: tie_embeddings=True.
-Costs max_len d parameters for the positions and L (9 d + 2 d_kv) + d for biases (d_kv = n_kv_head d_head); the two matrices of
-width 4 d of an MLP are as large as SwiGLU's three of 8/3 d.
+All weights start as N(0, 0.02), those of wo and w_down as N(0, 0.02 / sqrt(2 L)), biases at zero (GPT-2's rule, which
+GPT-3 kept). MUDDFormer's scaling runs (arXiv:2502.12170, figure 3 and appendix D.2) have this model as "Transformer",
+untied: `--preset mudd-405m --d_ff none`, since the preset's d_ff is that of a SwiGLU MLP. GPT-2 itself:
+tie_embeddings=True.
+Beside gpt.py it has max_len C parameters for the positions and L (9 C + 2 K D) + C for biases. The two matrices of
+width 4 C of an MLP are as large as SwiGLU's three of 8/3 C.
 
-Changed from gpt.py: Config, Config.__post_init__, RMSNorm, RMSNorm.__init__, RMSNorm.forward, apply_rope, Attention.__init__,
-    Attention.forward, MLP.__init__, MLP.forward, Block.__init__, Block.forward, Model.__init__, Model.init_weights,
-    Model.forward, Model.rope
+Changed from gpt.py: Config, Config.__post_init__, RMSNorm, RMSNorm.__init__, RMSNorm.forward, apply_rope,
+    Attention.__init__, Attention.forward, MLP.__init__, MLP.forward, Block.__init__, Block.forward, Model.__init__,
+    Model.init_weights, Model.forward, Model.rope
 Equal to gpt.py when: never; it has no rope_theta, qk_norm, gate and zero_init.
-Paper and code: GPT-3 alternates full with banded sparse attention, and ties embedding and head; the papers that compare
-    with it use full attention. GPT-2's released code starts the positions at N(0, 0.01) and does not scale wo and w_down,
-    against its paper; later code (nanoGPT, Hugging Face) does as here. Its norms have eps 1e-5; here norm_eps is 1e-6 as in
-    every file. The key bias moves all scores of a query alike and changes nothing; it is here because it is there. gelu is
-    the tanh form, as in GPT-2.
+Paper and code:
+    - GPT-3 alternates full with banded sparse attention, and ties embedding and head. The papers that compare with it
+      use full attention.
+    - GPT-2's released code (github.com/openai/gpt-2) starts the positions at N(0, 0.01) and does not scale wo and
+      w_down, against its paper. Later code (nanoGPT, Hugging Face) does as here.
+    - GPT-2's norms have an eps of 1e-5; here norm_eps is 1e-6 as in every baseline.
+    - The bias of wk moves all scores of a query alike and changes nothing; it is here as in the released models.
+    - gelu is the tanh form, as in GPT-2.
 """
 import math
 from dataclasses import dataclass

@@ -1,31 +1,35 @@
 """MUDDFormer: every block reads four input-dependent mixtures of all earlier block outputs.   arXiv:2502.12170
 
-The residual stream hands each block the last output X_i. Multiway dynamic dense connections hand it four aggregates,
-one each for queries, keys, values and the residual, whose weights are computed per token from X_i:
-    A_i  = gelu( RN(X_i) W1_i ) W2_i + a_i                  (B, T, C, S): C streams, S = i + 1 sources; RN has no gain
-    X^c  = sum_{j=0..i} A_i[c, j] X_j,   c in {Q, K, V, R}   X_0 is the embedding, X_j the output of block j
-    block(X^Q, X^K, X^V, X^R):  H = X^R + attn(norm_q X^Q, norm_k X^K, norm_v X^V);   X_{i+1} = H + mlp(norm(H))
-The head reads one aggregate (R). Settings: dynamic=False keeps only the static a_i; multiway=False makes one aggregate
-serve all four inputs (DDFormer; with dynamic=False, DenseFormer); `streams` restricts which of q, k, v, r are
-aggregated, the others read X_i. The MLP widths grow linearly from 0.5 to 1.5 d_ff over the depth (ffn_realloc).
-pre_post_norm (section 2.5, for deep models): X^c = X_i + norm'_c( sum_j A_i[c, j] norm_j(X_j) ), a_i = 0 and norm' = 1e-3
-at the start. The generator of A_i reads the raw X_i (through RN) there too.
-Sparse forms: aggregate only after every `period`-th block and the last, over sources j = i modulo `dilation`, or over
-the last `window` outputs and the embedding.
-Costs sum_i [ d K_i + K_i^2 + K_i ] parameters with K_i = 4 (i+1) for i < L and K_L = L + 1, and 2 d (L-1) norm gains.
+In gpt.py a block reads the last output X_i. Here it has four inputs, for queries, keys, values and the residual, each a
+weighted sum of all outputs so far. The weights are made per token from X_i. For block i + 1, i = 1 .. L-1:
+    A_i     = gelu( RN(X_i) w1_i ) w2_i + a_i       (B, T, n, S): n = 4 streams, S = i + 1 sources; RN has no gain
+    X^c     = sum_{j=0..i} A_i[c, j] X_j            c in q, k, v, r; X_0 is the embedding, X_j the output of block j
+    H       = X^r + attn( norm_q(X^q), norm_k(X^k), norm_v(X^v) )
+    X_{i+1} = H + mlp( norm(H) )
+Block 1 reads X_0, with one norm. The head reads one more mixture (r) of X_0 .. X_L. MLP widths grow linearly from 0.5
+to 1.5 d_ff over the depth (ffn_realloc).
+Rows of the paper's ablation: dynamic=False has A_i = a_i; multiway=False has one mixture for all four inputs (without
+dynamic, too, these are the sums of denseformer.py); streams="kvr" mixes no q, which is then X_i.
+pre_post_norm (section 2.5, for deep models): X^c = X_i + norm'_c( sum_j A_i[c, j] norm_j(X_j) ); A_i reads the raw X_i.
+Sparse forms: a mixture only after every `period`-th block and the last; of the sources j = i modulo `dilation`; of the
+last `window` outputs and the embedding.
+Costs sum_i (C K_i + K_i^2 + K_i) + 2 C (L-1) parameters, with K_i = 4 (i+1) for i < L and K_L = L + 1. w1 and w2 cost
+two FLOPs per weight and token, the sums 2 C K_i; those after block i read i earlier outputs.
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.forward, Block.__init__, Block.forward, Model.__init__,
     Model.init_weights, Model.forward
-Equal to gpt.py when: ffn_realloc=False, at the start: W2 = 0 and a_i = 1 for j = i, else 0.
-Optimizer: W1, W2 and a go to AdamW at mix_lr, also beside Muon; they are not in the blocks. The paper has a weight
+Equal to gpt.py when: ffn_realloc=False, at the start: w2 = 0 and a_i = 1 for j = i, else 0 (pre_post_norm: a_i = 0).
+Optimizer: w1, w2 and a go to AdamW at mix_lr, also beside Muon; they are not in the blocks. The paper has a weight
     decay of 0.1 and names no exception; here nothing outside the blocks decays.
-Paper and code: the code makes the hidden width of the weights 64 (K_i // 64 + 1), of the last 64 (4 K_L // 64 + 1), and
-    rounds MLP widths to multiples of 128. Here the paper's K_i, and multiples of 64; released=True takes the code's
-    widths, for the released weights. Its PyTorch form rounds the rotary table to bfloat16; here it is not rounded. Its JAX
-    form applies norm' to R alone, by operator precedence, and has the tanh form of GELU; here norm' goes to all streams and
-    GELU is exact, as in the PyTorch form. Equation 10 has X_i inside norm'; its text and
-    code add it behind, as here. Outside the aggregates the paper starts with Xavier normal; here with the common 0.02.
-    The gate of gated attention, not in the paper, reads the query input.
+Paper and code (github.com/Caiyun-AI/MUDDFormer):
+    - The code makes w1_i 64 (K_i // 64 + 1) wide, the last 64 (4 K_L // 64 + 1), and MLPs a multiple of 128. Here it is
+      the paper's K_i, and a multiple of 64. released=True takes the code's widths, for the released weights.
+    - The PyTorch code rounds the rotary table to bfloat16; here it is not rounded.
+    - The JAX code has the tanh form of GELU, and norm' on r alone, by operator precedence; here GELU is exact, as in
+      the PyTorch code, and norm' is on all streams, as in the paper.
+    - Equation 10 has X_i inside norm'; the paper's text and the code add it behind, as here.
+    - Outside the mixtures the paper starts with Xavier normal; here with the common 0.02.
+    - The gate of gated attention, not in the paper, reads the query input.
 """
 import math
 from dataclasses import dataclass
@@ -51,15 +55,15 @@ class Config:
     qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
     gate: str = "none"              # gated attention: none | elementwise | headwise
     zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
-    dynamic: bool = True            # weights depend on the token; False: static only
-    multiway: bool = True           # own aggregates for q, k, v and the residual; False: one for all
-    streams: str = "qkvr"           # with multiway: the inputs that are aggregated
+    dynamic: bool = True            # the weights depend on the token; False: static only
+    multiway: bool = True           # a mixture each for q, k, v and the residual; False: one for all
+    streams: str = "qkvr"           # with multiway: the inputs that are mixtures
     ffn_realloc: bool = True        # MLP widths from 0.5 to 1.5 d_ff over the depth
-    pre_post_norm: bool = False     # norms before and after the aggregation (PrePostDANorm)
-    period: int = 1                 # aggregate after every period-th block, and after the last
+    pre_post_norm: bool = False     # norms before and after the sums (PrePostDANorm)
+    period: int = 1                 # mixtures after every period-th block, and after the last
     dilation: int = 1               # sources are every dilation-th block output
     window: int | None = None       # sources are the last so many block outputs, and the embedding; None: all
-    released: bool = False          # widths as in the released weights: of the dynamic weights 64 (K // 64 + 1), of MLPs 128 n
+    released: bool = False          # widths as in the released weights: of w1 64 (K_i // 64 + 1), of MLPs 128 n
 
     def __post_init__(self):
         if self.n_kv_head is None:
@@ -185,6 +189,29 @@ class MLP(nn.Module):
         return self.w_down(F.silu(self.w_gate(x)) * self.w_up(x))
 
 
+def mixtures(c):
+    """{i: (streams, sources)}: what is mixed after block i, counting from 1; stream "x" serves all four inputs."""
+    found = {}
+    for i in range(1, c.n_layer + 1):
+        if i % c.period == 0 or i == c.n_layer:
+            sources = [j for j in range(i + 1) if (i - j) % c.dilation == 0 and (not c.window or i - j < c.window)]
+            if c.window and 0 not in sources:
+                sources.insert(0, 0)
+            found[i] = "r" if i == c.n_layer else c.streams if c.multiway else "x", sources
+    return found
+
+
+def hidden_width(c, n, S, last):
+    """Hidden width of the MLP that makes n S weights."""
+    return 64 * ((4 if last else 1) * n * S // 64 + 1) if c.released else n * S
+
+
+def mlp_width(c, layer):
+    """Hidden width of the MLP in block `layer`, counting from 0."""
+    n = 128 if c.released else 64
+    return n * max(1, round(c.d_ff * (0.5 + layer / (c.n_layer - 1)) / n)) if c.ffn_realloc else c.d_ff
+
+
 class DepthWeights(nn.Module):
     """A (B, T, n, S), or (n, S) if static: how much of each of S sources goes into each of n streams."""
 
@@ -193,15 +220,14 @@ class DepthWeights(nn.Module):
         self.shape, self.eps, self.w1 = (n, S), c.norm_eps, None
         self.a = nn.Parameter(torch.empty(n, S))
         if c.dynamic:
-            hidden = 64 * ((4 if last else 1) * n * S // 64 + 1) if c.released else n * S
-            self.w1 = nn.Linear(c.d_model, hidden, bias=False)
-            self.w2 = nn.Linear(hidden, n * S, bias=False)
+            self.w1 = nn.Linear(c.d_model, hidden_width(c, n, S, last), bias=False)
+            self.w2 = nn.Linear(hidden_width(c, n, S, last), n * S, bias=False)
 
     def forward(self, x):
         A = self.a
         if self.w1 is not None:
             A = A + self.w2(F.gelu(self.w1(F.rms_norm(x, x.shape[-1:], eps=self.eps)))).unflatten(-1, self.shape)
-        return A.type_as(x)
+        return A.type_as(x)                                                         # else the states would become fp32
 
 
 def mix(A, sources):
@@ -210,39 +236,34 @@ def mix(A, sources):
 
 
 class Aggregate(nn.Module):
-    """The inputs (q, k, v, r) of the next block, each (B, T, C), from the outputs X_0 .. X_i of the earlier ones."""
+    """The inputs (q, k, v, r) of the next block, each (B, T, C)."""
 
-    def __init__(self, c, i, streams):
+    def __init__(self, c, last, streams, sources):
         super().__init__()
-        self.streams = streams                                                      # "x": one aggregate for all four
-        self.sources = [j for j in range(i + 1) if (i - j) % c.dilation == 0 and (not c.window or i - j < c.window)]
-        if c.window and 0 not in self.sources:
-            self.sources.insert(0, 0)
-        self.weights = DepthWeights(c, len(streams), len(self.sources), last=i == c.n_layer)
-        norms = {f"{s}_post_norm": RMSNorm(c.d_model, c.norm_eps) for s in streams}
-        self.post_norms = nn.ModuleDict(norms) if c.pre_post_norm else None
+        self.streams, self.sources = streams, sources
+        self.weights = DepthWeights(c, len(streams), len(sources), last)
+        normed = streams if c.pre_post_norm else ""
+        self.post_norms = nn.ModuleDict({f"{s}_post_norm": RMSNorm(c.d_model, c.norm_eps) for s in normed})
 
-    def forward(self, x, normed):
-        """x: X_i. normed: X_0 .. X_i as the sums read them."""
-        out = dict.fromkeys("qkvr", x)
-        for s, mixed in zip(self.streams, mix(self.weights(x), [normed[j] for j in self.sources])):
-            if self.post_norms is not None:
+    def forward(self, x, outputs):
+        """x: X_i. outputs: X_0 .. X_i, through norm_j if pre_post_norm; (B, T, C) each."""
+        streams = dict.fromkeys("qkvr", x)
+        for s, mixed in zip(self.streams, mix(self.weights(x), [outputs[j] for j in self.sources])):
+            if self.post_norms:
                 mixed = x + self.post_norms[f"{s}_post_norm"](mixed)
-            out |= dict.fromkeys("qkvr" if s == "x" else s, mixed)
-        return tuple(out.values())
+            streams |= dict.fromkeys("qkvr" if s == "x" else s, mixed)
+        return tuple(streams.values())
 
 
 class Block(nn.Module):
     def __init__(self, c, layer):
         super().__init__()
-        self.q_in_norm = RMSNorm(c.d_model, c.norm_eps)                             # block 1 has one input, hence one norm
+        self.q_in_norm = RMSNorm(c.d_model, c.norm_eps)                             # block 1 has one input and one norm
         self.k_in_norm = RMSNorm(c.d_model, c.norm_eps) if c.multiway and layer > 0 else None
         self.v_in_norm = RMSNorm(c.d_model, c.norm_eps) if c.multiway and layer > 0 else None
         self.attn = Attention(c, layer)
         self.mlp_norm = RMSNorm(c.d_model, c.norm_eps)
-        n = 128 if c.released else 64
-        d_ff = n * max(1, round(c.d_ff * (0.5 + layer / (c.n_layer - 1)) / n)) if c.ffn_realloc else c.d_ff
-        self.mlp = MLP(c.d_model, d_ff)
+        self.mlp = MLP(c.d_model, mlp_width(c, layer))
 
     def forward(self, x_q, x_k, x_v, x, rope, cache=None):
         q, k, v = self.q_in_norm(x_q), (self.k_in_norm or self.q_in_norm)(x_k), (self.v_in_norm or self.q_in_norm)(x_v)
@@ -256,12 +277,9 @@ class Model(nn.Module):
         self.config = c = config
         self.embed = nn.Embedding(c.vocab_size, c.d_model)
         self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.n_layer))
-        places = [i for i in range(1, c.n_layer) if i % c.period == 0]               # i: after block i, counting from 1
-        self.aggregate = nn.ModuleDict({str(i): Aggregate(c, i, c.streams if c.multiway else "x") for i in places})
-        self.aggregate[str(c.n_layer)] = Aggregate(c, c.n_layer, "r")
-        if c.pre_post_norm:
-            used = sorted({j for aggregate in self.aggregate.values() for j in aggregate.sources})
-            self.pre_norms = nn.ModuleDict({f"{j}_pre_norm": RMSNorm(c.d_model, c.norm_eps) for j in used})
+        self.aggregate = nn.ModuleDict({str(i): Aggregate(c, i == c.n_layer, *of) for i, of in mixtures(c).items()})
+        used = sorted({j for _, sources in mixtures(c).values() for j in sources}) if c.pre_post_norm else []
+        self.pre_norms = nn.ModuleDict({f"{j}_pre_norm": RMSNorm(c.d_model, c.norm_eps) for j in used})
         self.final_norm = RMSNorm(c.d_model, c.norm_eps)
         self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
         if c.tie_embeddings:
@@ -306,17 +324,16 @@ class Model(nn.Module):
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
-        streams, normed = (x, x, x, x), [self.pre_norm(0, x)]
+        streams, outputs = (x, x, x, x), [self.pre_norm(0, x)]
         for i, block in enumerate(self.blocks, start=1):
             x = block(*streams, rope, cache)
-            normed.append(self.pre_norm(i, x))
-            streams = self.aggregate[str(i)](x, normed) if str(i) in self.aggregate else (x, x, x, x)
+            outputs.append(self.pre_norm(i, x))
+            streams = self.aggregate[str(i)](x, outputs) if str(i) in self.aggregate else (x, x, x, x)
         return self.output(streams[-1], targets, cache)
 
     def pre_norm(self, j, x):
-        """X_j as the aggregates see it."""
-        normed = self.config.pre_post_norm and f"{j}_pre_norm" in self.pre_norms
-        return self.pre_norms[f"{j}_pre_norm"](x) if normed else x
+        """X_j as the sums read it."""
+        return self.pre_norms[f"{j}_pre_norm"](x) if f"{j}_pre_norm" in self.pre_norms else x
 
     def rope(self, T, cache):
         """cos, sin (T, 1, D/2) of the next T positions."""
@@ -363,6 +380,20 @@ class Model(nn.Module):
             else:
                 out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
         return out
+
+
+def costs(c, T):
+    """(parameters, forward FLOPs per token, numbers read per token) more than gpt.py's, in a context of T tokens."""
+    sizes = [(len(streams), len(sources), i == c.n_layer) for i, (streams, sources) in mixtures(c).items()]
+    widths = [hidden_width(c, n, S, last) * c.dynamic for n, S, last in sizes]
+    weights = sum(width * (c.d_model + n * S) for width, (n, S, _) in zip(widths, sizes))           # w1 and w2
+    norms = 2 * (c.n_layer - 1) * c.multiway                                                        # norm_k and norm_v
+    if c.pre_post_norm:
+        norms += len({j for _, sources in mixtures(c).values() for j in sources}) + sum(n for n, _, _ in sizes)
+    mlps = 3 * c.d_model * sum(mlp_width(c, layer) - c.d_ff for layer in range(c.n_layer))          # 0 but for rounding
+    sums = sum(n * S for n, S, _ in sizes)
+    read = sum(S - 1 for _, S, _ in sizes) * c.d_model
+    return weights + sums + norms * c.d_model + mlps, 2 * (weights + sums * c.d_model + mlps), read
 
 
 def neutral(model):

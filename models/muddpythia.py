@@ -1,23 +1,26 @@
 """MUDDPythia: multiway dynamic dense connections between the blocks of Pythia.   arXiv:2502.12170, section 3.3
 
-pythia.py hands a block the last output X_i. MUDD connections hand it four aggregates of all outputs so far, one each for
-queries, keys, values and the residual, whose weights are computed per token from X_i:
-    A_i  = gelu( RN(X_i) W1_i ) W2_i + a_i                  (B, T, C, S): C streams, S = i + 1 sources; RN has no gain
-    X^c  = sum_{j=0..i} A_i[c, j] X_j,   c in {Q, K, V, R}   X_0 is the embedding, X_j the output of block j
-    X_{i+1} = X^R + attn( norm_q X^Q, norm_k X^K, norm_v X^V ) + mlp( norm X^R )
-The head reads one aggregate (R). The MLP widths grow linearly from 0.5 to 1.5 d_ff over the depth (ffn_realloc).
-Costs sum_i [ d K_i + K_i^2 + K_i ] parameters more than pythia.py, with K_i = 4 (i+1) for i < L and K_L = L + 1, and 4 d (L-1)
-of norms.
-muddformer.py has the same on gpt.py, with the paper's ablations and a quicker sum for eager mode.
+In pythia.py a block reads the last output X_i. Here it has four inputs, for queries, keys, values and the residual,
+each a weighted sum of all outputs so far. The weights are made per token from X_i. For block i + 1, i = 1 .. L-1:
+    A_i     = gelu( RN(X_i) w1_i ) w2_i + a_i       (B, T, n, S): n = 4 streams, S = i + 1 sources; RN has no gain
+    X^c     = sum_{j=0..i} A_i[c, j] X_j            c in q, k, v, r; X_0 is the embedding, X_j the output of block j
+    X_{i+1} = X^r + attn( norm_q(X^q), norm_k(X^k), norm_v(X^v) ) + mlp( norm(X^r) )
+Block 1 reads X_0, with one norm before its attention. The head reads one more mixture (r) of X_0 .. X_L. MLP widths
+grow linearly from 0.5 to 1.5 d_ff over the depth (ffn_realloc). muddformer.py has the same on gpt.py, with the paper's
+ablations.
+Costs sum_i (C K_i + K_i^2 + K_i) + 4 C (L-1) parameters more than pythia.py, with K_i = 4 (i+1) for i < L and
+K_L = L + 1. w1 and w2 cost two FLOPs per weight and token, the sums 2 C K_i; those after block i read i earlier
+outputs.
 
 Changed from pythia.py: Config, Config.__post_init__, Attention.forward, Block.__init__, Block.forward, Model.__init__,
     Model.init_weights, Model.forward
-Equal to pythia.py when: ffn_realloc=False, at the start: W2 = 0 and a_i = 1 for j = i, else 0.
-Optimizer: the aggregation matrices go to AdamW, also beside Muon; they are not in the blocks.
-Paper and code: the paper says that all but the connections is Pythia's; the released weights also have QK norm, which is not
-    here. As in the code, the MLP reads the aggregate R, and the first block has one norm for q, k and v. The code makes the
-    hidden width of the weights 64 (K_i // 64 + 1), of the last 64 (4 K_L // 64 + 1), and rounds MLP widths to multiples of
-    128; here the paper's K_i, and multiples of 64.
+Equal to pythia.py when: ffn_realloc=False, at the start: w2 = 0 and a_i = 1 for j = i, else 0.
+Optimizer: w1, w2 and a go to AdamW at mix_lr, also beside Muon; they are not in the blocks.
+Paper and code (github.com/Caiyun-AI/MUDDFormer):
+    - The paper says that all but the connections is Pythia's; the released weights have QK norm, which is not here.
+    - As in the code, the MLP reads the mixture r, and the first block has one norm for q, k and v.
+    - The code makes w1_i 64 (K_i // 64 + 1) wide, the last 64 (4 K_L // 64 + 1), and MLPs a multiple of 128. Here it is
+      the paper's K_i, and a multiple of 64.
 """
 import math
 from dataclasses import dataclass
@@ -139,43 +142,52 @@ class MLP(nn.Module):
         return self.w_down(F.gelu(self.w_up(x)))
 
 
-class DynamicWeights(nn.Module):
-    """A (B, T, C, S): how much of each of S sources goes into each of C aggregates."""
+def block_width(c, layer):
+    """Hidden width of the MLP in block `layer`, counting from 0."""
+    return 64 * max(1, round(c.d_ff * (0.5 + layer / (c.n_layer - 1)) / 64)) if c.ffn_realloc else c.d_ff
 
-    def __init__(self, c, n_aggregate, n_source):
+
+class DynamicWeights(nn.Module):
+    """A (B, T, n, S): how much of each of S sources goes into each of n streams."""
+
+    def __init__(self, c, n, S):
         super().__init__()
-        self.shape, self.eps, n = (n_aggregate, n_source), c.norm_eps, n_aggregate * n_source
-        self.w1 = nn.Linear(c.d_model, n, bias=False)
-        self.w2 = nn.Linear(n, n, bias=False)
-        self.a = nn.Parameter(torch.empty(self.shape))
+        self.shape, self.eps = (n, S), c.norm_eps
+        self.w1 = nn.Linear(c.d_model, n * S, bias=False)
+        self.w2 = nn.Linear(n * S, n * S, bias=False)
+        self.a = nn.Parameter(torch.empty(n, S))
 
     def forward(self, x):
-        return self.w2(F.gelu(self.w1(F.rms_norm(x, x.shape[-1:], eps=self.eps)))).unflatten(-1, self.shape) + self.a
+        A = self.a + self.w2(F.gelu(self.w1(F.rms_norm(x, x.shape[-1:], eps=self.eps)))).unflatten(-1, self.shape)
+        return A.type_as(x)                                                         # else the states would become fp32
+
+
+def mix(A, sources):
+    """X^c = sum_j A[.., c, j] X_j: A (B, T, n, S) or (n, S), S sources X_j (B, T, C) -> n streams X^c (B, T, C)."""
+    return [sum(a[..., None] * x for a, x in zip(row.unbind(-1), sources)) for row in A.unbind(-2)]
 
 
 class DenseConnections(nn.Module):
-    """What the next block reads, a tensor (B, T, C) for each of `streams`, from the outputs X_0 .. X_i of the earlier ones."""
+    """What the next block reads, (B, T, C) for each of `streams`, from the outputs X_0 .. X_i of the earlier ones."""
 
     def __init__(self, c, i, streams):
         super().__init__()
         self.streams, self.sources = streams, list(range(i + 1))
         self.weights = DynamicWeights(c, len(streams), i + 1)
 
-    def forward(self, hiddens):
-        A = self.weights(hiddens[-1])                                               # each X_j is read once when compiled
-        return [sum(a[..., None] * x for a, x in zip(row.unbind(-1), hiddens)) for row in A.unbind(-2)]
+    def forward(self, outputs):
+        return mix(self.weights(outputs[-1]), outputs)
 
 
 class Block(nn.Module):
     def __init__(self, c, layer):
         super().__init__()
-        self.q_in_norm = nn.LayerNorm(c.d_model, c.norm_eps)                        # block 1 has one input, hence one norm
+        self.q_in_norm = nn.LayerNorm(c.d_model, c.norm_eps)                        # block 1 has one input and one norm
         self.k_in_norm = nn.LayerNorm(c.d_model, c.norm_eps) if layer > 0 else self.q_in_norm
         self.v_in_norm = nn.LayerNorm(c.d_model, c.norm_eps) if layer > 0 else self.q_in_norm
         self.attn = Attention(c, layer)
         self.mlp_norm = nn.LayerNorm(c.d_model, c.norm_eps)
-        d_ff = 64 * max(1, round(c.d_ff * (0.5 + layer / (c.n_layer - 1)) / 64)) if c.ffn_realloc else c.d_ff
-        self.mlp = MLP(c.d_model, d_ff)
+        self.mlp = MLP(c.d_model, block_width(c, layer))
 
     def forward(self, x_q, x_k, x_v, x, rope, cache=None):
         attn = self.attn(self.q_in_norm(x_q), self.k_in_norm(x_k), self.v_in_norm(x_v), rope, cache)
@@ -189,7 +201,7 @@ class Model(nn.Module):
         self.embed = nn.Embedding(c.vocab_size, c.d_model)
         self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.n_layer))
         self.aggregate = nn.ModuleDict({str(i): DenseConnections(c, i, "qkvr" if i < c.n_layer else "r")
-                                        for i in range(1, c.n_layer + 1)})              # i: after block i, counting from 1
+                                        for i in range(1, c.n_layer + 1)})          # i: after block i, counting from 1
         self.final_norm = nn.LayerNorm(c.d_model, c.norm_eps)
         self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
         if c.tie_embeddings:
@@ -233,10 +245,10 @@ class Model(nn.Module):
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
-        hiddens, streams = [x], (x, x, x, x)
+        outputs, streams = [x], (x, x, x, x)
         for block, aggregate in zip(self.blocks, self.aggregate.values()):
-            hiddens.append(block(*streams, rope, cache))
-            streams = aggregate(hiddens)
+            outputs.append(block(*streams, rope, cache))
+            streams = aggregate(outputs)
         return self.output(streams[-1], targets, cache)
 
     def rope(self, T, cache):
@@ -284,6 +296,16 @@ class Model(nn.Module):
             else:
                 out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
         return out
+
+
+def costs(c, T):
+    """(parameters, forward FLOPs per token, numbers read per token) more than pythia.py's, in a context of T tokens."""
+    C, L = c.d_model, c.n_layer
+    K = [4 * (i + 1) for i in range(1, L)] + [L + 1]
+    weights = sum(C * k + k * k for k in K)                                         # w1 and w2
+    wider = sum(block_width(c, layer) - c.d_ff for layer in range(L))               # of all MLPs: 0 but for rounding
+    return (weights + sum(K) + 4 * C * (L - 1) + (2 * C + 1) * wider,
+            2 * (weights + C * sum(K) + 2 * C * wider), sum(range(1, L + 1)) * C)
 
 
 def neutral(model):

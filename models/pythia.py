@@ -1,22 +1,24 @@
 """Pythia: the GPT-NeoX block, attention and MLP side by side.   arXiv:2304.01373, block of arXiv:2204.06745
 
-Attention and MLP of a block read the same state, each through its own LayerNorm, and both outputs are added to it. Rotary
-positions turn only the first quarter of each head; the rest of it sees no positions. Every norm and every linear map but
-the head has a bias.
+Attention and MLP of a block read the same state, each through its own LayerNorm, and both outputs are added to it.
+Rotary positions turn only the first quarter of each head; the rest of it sees no positions. Every norm and every linear
+map but the head has a bias.
     x <- x + attn( attn_norm(x) ) + mlp( mlp_norm(x) ),   mlp(b) = w_down( gelu(w_up(b)) )
-    attn: gpt.py's without QK norm, q and k turned in their first d_head / 4 dimensions
-Weights start normal with a deviation of sqrt(2 / (5 d)) ("small init"), those of wo and w_down of 2 / (L sqrt(d)) ("Wang
-init"), biases at zero. Pythia-1.4B is n_layer=24, d_model=2048, n_head=16, and 2.8B 32, 2560, 32, trained by AdamW on 300B
-tokens in batches of 2M, at rates of 2e-4 and 1.6e-4 with 1% of warm-up and a cosine to 10%.
-Costs L (9 d + 2 d_kv) + d parameters for biases (d_kv = n_kv_head d_head); an MLP's two matrices of width 4 d are as large as
-SwiGLU's three of 8/3 d.
+    attn: gpt.py's without QK norm, q and k turned in their first D / 4 dimensions
+Weights start normal with a deviation of sqrt(2 / (5 C)) ("small init"), those of wo and w_down of 2 / (L sqrt(C))
+("Wang init"), biases at zero. Pythia-1.4B is n_layer=24, d_model=2048, n_head=16, and 2.8B 32, 2560, 32. Both were
+trained by AdamW on 300B tokens in batches of 2M, at rates of 2e-4 and 1.6e-4 with 1% of warm-up and a cosine to 10%.
+Beside gpt.py it has L (9 C + 2 K D) + C parameters for biases. The two matrices of width 4 C of an MLP are as large as
+SwiGLU's three of 8/3 C.
 
-Changed from gpt.py: Config, Config.__post_init__, RMSNorm, RMSNorm.__init__, RMSNorm.forward, apply_rope, Attention.__init__,
-    Attention.forward, MLP.__init__, MLP.forward, Block.__init__, Block.forward, Model.__init__, Model.init_weights,
-    Model.rope
+Changed from gpt.py: Config, Config.__post_init__, RMSNorm, RMSNorm.__init__, RMSNorm.forward, apply_rope,
+    Attention.__init__, Attention.forward, MLP.__init__, MLP.forward, Block.__init__, Block.forward, Model.__init__,
+    Model.init_weights, Model.rope
 Equal to gpt.py when: never; it has no qk_norm, gate and zero_init.
-Paper and code: the training code computes gelu in its tanh form (bias-gelu-fusion), the released Hugging Face models exactly;
-    here exactly. Their norms have eps 1e-5; here norm_eps is 1e-6 as in every file.
+Paper and code:
+    - The training code (github.com/EleutherAI/gpt-neox) computes gelu in its tanh form (bias-gelu-fusion), the released
+      Hugging Face models exactly; here exactly.
+    - Their norms have an eps of 1e-5; here norm_eps is 1e-6 as in every baseline.
 """
 import math
 from dataclasses import dataclass

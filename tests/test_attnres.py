@@ -1,6 +1,7 @@
 """attnres.py against its paper's equations in float64, arXiv:2603.15031."""
 import pytest
 import torch
+from measure import SMALL, dtypes_read, extra
 from reference import (  # noqa: F401  (float64: autouse)
     GATED, add, compare, depends_on_every_parameter, float64, own_groups, reference_logits, rms, setup, show,
     softmax, sublayer,
@@ -92,6 +93,22 @@ def test_attention_residuals_in_other_forms(block_size, key_norm):
     with torch.no_grad():
         for stack in [attnres_two_phase] + [attnres_full] * (block_size == 1):
             torch.testing.assert_close(model(idx)[0], reference_logits(stack, p, c, idx), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 8])
+def test_costs(block_size):
+    """No matrix product more than gpt.py; the reads are what the readers see."""
+    (parameters, flops, read), counted = extra("attnres", block_size=block_size)
+    model, seen = models.build("attnres", **SMALL, block_size=block_size), []
+    model.depth_attention.register_forward_hook(lambda module, inputs, output: seen.append(output.size(-1)))
+    model(torch.zeros(1, 4, dtype=torch.long))
+    assert (parameters, 0) == counted == (2 * 4 * 64, 0) and len(seen) == 2 * 4
+    assert flops == 6 * sum(seen) * 64 and read == sum(S - 1 for S in seen) * 64
+
+
+@pytest.mark.parametrize("block_size", [1, 3])
+def test_states_are_bf16_under_autocast(block_size):
+    assert dtypes_read("attnres", block_size=block_size) == {torch.bfloat16}
 
 
 def test_initial_values():

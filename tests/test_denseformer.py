@@ -1,6 +1,7 @@
 """DenseFormer (arXiv:2402.02622): its equations in float64, its counts, and muddformer.py's form of it."""
 import pytest
 import torch
+from measure import dtypes_read, extra
 from reference import add, attend, compare, float64, mlp_sublayer, norm, project, setup  # noqa: F401  (float64: autouse)
 
 import models
@@ -78,6 +79,18 @@ def test_muddformers_static_single_average_is_denseformer(options):
     assert (dense(idx)[0] - mudd(idx)[0]).abs().max() < 1e-12
     dense.average[str(dense.config.n_layer)].alpha[-1] += 0.1
     assert (dense(idx)[0] - mudd(idx)[0]).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("options, others", [(dict(), 1 + 2 + 3 + 4), (dict(dilation=2), 0 + 1 + 1 + 2),
+                                             (dict(dilation=2, period=2), 1 + 2), (dict(period=3), 3)], ids=str)
+def test_costs(options, others):
+    """No matrix product more than gpt.py."""
+    (n, flops, read), counted = extra("denseformer", **options)
+    assert (n, 0) == counted and flops == 2 * 64 * n and read == 64 * others
+
+
+def test_states_are_bf16_under_autocast():
+    assert dtypes_read("denseformer") == {torch.bfloat16}
 
 
 @torch.no_grad()

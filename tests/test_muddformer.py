@@ -1,6 +1,7 @@
 """muddformer.py against its paper's equations in float64, arXiv:2502.12170."""
 import pytest
 import torch
+from measure import SMALL, dtypes_read, extra
 from reference import (  # noqa: F401  (float64: autouse)
     GATED, add, attend, compare, depends_on_every_parameter, float64, gelu, linear, mlp_sublayer, norm, own_groups,
     project, rms, setup, show,
@@ -84,23 +85,22 @@ def test_released_widths():
     assert [len(p[f"blocks.{n}.mlp.w_up.weight"]) for n in (0, 4, 8, 12, 16)] == [256, 256, 384, 512, 512]
 
 
-def test_eager_mixture_is_the_plain_sum():
-    """Forward, and backward against finite differences, in float64; under autocast it stays in fp32."""
-    mudd, draw = models.module("muddformer"), torch.Generator().manual_seed(0)
-    A, *X = (torch.randn(*shape, dtype=torch.float64, generator=draw, requires_grad=True) for shape in ((2, 3, 4, 5), *[(2, 3, 6)] * 5))
-    got = mudd.mix_sources(A, X)
-    for c, mixed in enumerate(got):
-        torch.testing.assert_close(mixed, sum(A[:, :, c, j, None] * x for j, x in enumerate(X)), atol=1e-12, rtol=0)
-    assert torch.autograd.gradcheck(mudd.MixSources.apply, (A, *X))
-    static = mudd.mix_sources(A[0, 0], X)                              # the same weights for every token
-    torch.testing.assert_close(static[1], sum(A[0, 0, 1, j] * x for j, x in enumerate(X)), atol=1e-12, rtol=0)
-    A32, *X32 = (x.detach().float().requires_grad_() for x in (A, *X))
-    with torch.autocast("cpu", torch.bfloat16):
-        rounded = mudd.mix_sources(A32, X32)
-        sum(m.square().sum() for m in rounded).backward()
-    sum(m.square().sum() for m in got).backward()
-    assert rounded[0].dtype == torch.float32 and (rounded[0] - got[0]).abs().max() < 1e-5
-    assert (A32.grad - A.grad).abs().max() < 1e-4 and (X32[0].grad - X[0].grad).abs().max() < 1e-4
+@pytest.mark.parametrize("options", [
+    dict(), dict(d_ff=1000, n_layer=7), dict(dynamic=False, period=2), dict(streams="kv", dilation=2),
+    dict(multiway=False, window=2), dict(multiway=False, dynamic=False), dict(pre_post_norm=True),
+    dict(pre_post_norm=True, streams="kv", period=3, n_layer=5), dict(released=True, n_layer=17)], ids=show)
+def test_costs(options):
+    """The counter sees matrix products only, the sums over depth are 2 FLOPs for each weight and channel."""
+    (parameters, flops, read), counted = extra("muddformer", **options)
+    with torch.device("meta"):
+        sizes = [a.weights.a.shape for a in models.build("muddformer", **{**SMALL, **options}).aggregate.values()]
+    assert (parameters, flops - sum(2 * n * S * 64 for n, S in sizes)) == counted
+    assert read == sum(S - 1 for _, S in sizes) * 64
+
+
+@pytest.mark.parametrize("options", [dict(), dict(dynamic=False), dict(pre_post_norm=True, streams="kv")], ids=show)
+def test_states_are_bf16_under_autocast(options):
+    assert dtypes_read("muddformer", **options) == {torch.bfloat16}
 
 
 def test_initial_values():

@@ -3,6 +3,7 @@ import math
 
 import pytest
 import torch
+from measure import dtypes_read, extra
 from reference import (  # noqa: F401  (float64: autouse)
     OLDER, block, compare_logits, count, float64, gelu, layer_norm, older_initial_values, own_groups, reference_logits, rms, setup, show,
 )
@@ -67,6 +68,19 @@ def test_what_it_adds_to_pythia(L, d, h, percent):
         widths = [block.mlp.w_up.out_features for block in models.build("muddpythia", **shape).blocks]
     assert abs(sum(widths) / (4 * d * L) - 1) < 0.003 and (widths[0], widths[-1]) == (2 * d, 6 * d)
     assert all(abs(f - 4 * d * (0.5 * (L - i) + 1.5 * (i - 1)) / (L - 1)) <= 32 for i, f in enumerate(widths, start=1))
+
+
+@pytest.mark.parametrize("options", [dict(), dict(ffn_realloc=False), dict(n_layer=7, d_ff=300)], ids=show)
+def test_costs(options):
+    """The counter sees matrix products only, the sums over depth are 2 FLOPs for each weight and channel."""
+    (parameters, flops, read), counted = extra("muddpythia", **options)
+    L = options.get("n_layer", 4)
+    weights = sum(4 * (i + 1) for i in range(1, L)) + L + 1
+    assert (parameters, flops - 2 * 64 * weights) == counted and read == 64 * L * (L + 1) // 2
+
+
+def test_states_are_bf16_under_autocast():
+    assert dtypes_read("muddpythia") == {torch.bfloat16}
 
 
 def test_initial_values():
