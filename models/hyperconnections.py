@@ -185,50 +185,55 @@ class MLP(nn.Module):
 
 
 class HyperConnection(nn.Module):
-    """The maps of sublayer k as one tensor (n, 2 + n), or (B, T, n, 2 + n): row s is what concerns stream s, H_pre[s],
-    H_post[s] and the column H_res[:, s]."""
+    """Static or dynamic maps of sublayer k: H_pre (n) or (B, T, n), H_post alike, H_res (n, n) or (B, T, n, n)."""
 
     def __init__(self, c, k):
         super().__init__()
-        self.favourite = k % c.n_streams                                            # the stream it reads at the start
-        self.tanh, self.eps = c.tanh, c.norm_eps
-        self.norm = F.layer_norm if c.map_norm == "layer" else F.rms_norm           # without gain and bias
-        self.static = nn.Parameter(torch.empty(c.n_streams, 2 + c.n_streams))
-        if c.connection == "dynamic":
-            self.dynamic = nn.Parameter(torch.empty(c.d_model, 2 + c.n_streams))    # W_m, W_beta, W_r
-            self.scale = nn.Parameter(torch.empty(2))                               # s_alpha, s_beta
+        n, self.favourite = c.n_streams, k % c.n_streams                            # the stream it reads at the start
+        self.tanh, self.center, self.eps = c.tanh, c.map_norm == "layer", c.norm_eps
+        dynamic = c.connection == "dynamic"
+        self.static = nn.Parameter(torch.empty(n, 2 + n))                           # row s: H_pre[s], H_post[s], H_res[:, s]
+        self.dynamic = nn.Parameter(torch.empty(c.d_model, 2 + n)) if dynamic else None     # W
+        self.scale = nn.Parameter(torch.empty(2)) if dynamic else None              # of H_pre and H_res, of H_post
 
     def forward(self, streams):
-        if not hasattr(self, "dynamic"):
-            return self.static
-        z = torch.stack([self.norm(x, x.shape[-1:], eps=self.eps) @ self.dynamic for x in streams], dim=-2)
-        s_alpha, s_beta = self.scale.split(1)
-        scale = torch.cat((s_alpha, s_beta, s_alpha.expand(len(streams))))
-        return scale * (z.tanh() if self.tanh else z) + self.static
+        maps = self.static
+        if self.dynamic is not None:
+            z = torch.stack([self.project(x) for x in streams], dim=-2)             # (B, T, n, 2 + n)
+            scale = torch.cat((self.scale, self.scale[:1].expand(len(streams))))
+            maps = maps + scale * (z.tanh() if self.tanh else z)
+        return maps[..., 0], maps[..., 1], maps[..., 2:].mT
+
+    def project(self, x):
+        """LN(x) W or RN(x) W, (B, T, 2 + n) of x (B, T, C); the product comes first, as it is of six numbers, not of C."""
+        W = self.dynamic - self.dynamic.mean(0) if self.center else self.dynamic
+        y = x.to(torch.promote_types(x.dtype, torch.float32))
+        square = y.var(-1, keepdim=True, correction=0) if self.center else y.square().mean(-1, keepdim=True)
+        return (x @ W) * torch.rsqrt(square + self.eps)
 
 
 def sinkhorn(z, steps):
-    """exp(z), z (..., n, n), made doubly stochastic: its rows, then its columns are divided by their sums, `steps` times.
-    Of the transpose of H_res, whose columns thus come first, as in the paper, and whose rows sum to exactly one."""
-    P = z.softmax(-1)
-    P = P / P.sum(-2, keepdim=True)
-    for _ in range(steps - 1):
-        P = P / P.sum(-1, keepdim=True)
-        P = P / P.sum(-2, keepdim=True)
-    return P
+    """exp(z), z (..., n, n), scaled to a doubly stochastic matrix a[i] exp(z)[i][s] b[s]: `steps` times b makes the sums of
+    the columns one, then a those of the rows. n^2 numbers instead of a matrix, which the compiler keeps in registers."""
+    n = z.size(-1)
+    K = [row.unbind(-1) for row in (z - z.amax((-2, -1), keepdim=True)).exp().unbind(-2)]
+    a = [1.0] * n
+    for _ in range(steps):
+        b = [1 / sum(K[i][s] * a[i] for i in range(n)) for s in range(n)]
+        a = [1 / sum(K[i][s] * b[s] for s in range(n)) for i in range(n)]
+    return torch.stack([torch.stack([a[i] * K[i][s] * b[s] for s in range(n)], dim=-1) for i in range(n)], dim=-2)
 
 
 class ManifoldConnection(nn.Module):
-    """The same maps, (B, T, n, 2 + n), or (B, T, n, 2) where H_res = I."""
+    """The same maps per token; H_res None where it is the identity."""
 
     def __init__(self, c, k):
         super().__init__()
-        mixes = c.connection == "manifold" and c.n_streams > 1 and 0 < k < 2 * c.n_layer - 1
-        width = 2 + c.n_streams if mixes else 2
-        self.favourite = k % c.n_streams
-        self.eps, self.steps = c.norm_eps, c.sinkhorn_steps
-        self.bias = nn.Parameter(torch.empty(c.n_streams, width))
-        self.phi = nn.Parameter(torch.empty(c.n_streams, c.d_model, c.n_streams * width))
+        n, self.favourite, self.eps, self.steps = c.n_streams, k % c.n_streams, c.norm_eps, c.sinkhorn_steps
+        mixes = c.connection == "manifold" and n > 1 and 0 < k < 2 * c.n_layer - 1
+        width = 2 + n if mixes else 2                                               # row s: H_pre[s], H_post[s], H_res[:, s]
+        self.bias = nn.Parameter(torch.empty(n, width))
+        self.phi = nn.Parameter(torch.empty(n, c.d_model, n * width))
         self.alpha = nn.Parameter(torch.empty(3 if mixes else 2))                   # of H_pre, H_post, H_res
 
     def forward(self, streams):
@@ -237,24 +242,21 @@ class ManifoldConnection(nn.Module):
         square = sum(x.to(wide).square().mean(-1, keepdim=True) for x in streams) / n
         z = sum(x @ phi for x, phi in zip(streams, self.phi)) * torch.rsqrt(square + self.eps)  # RN after the product
         alpha = torch.cat((self.alpha[:2], self.alpha[2:].expand(width - 2)))
-        pre, post, res = (alpha * z.unflatten(-1, (n, width)) + self.bias).split((1, 1, width - 2), dim=-1)
-        return torch.cat((pre.sigmoid(), 2 * post.sigmoid(), sinkhorn(res, self.steps) if width > 2 else res), dim=-1)
+        z = alpha * z.unflatten(-1, (n, width)) + self.bias                         # (B, T, n, width)
+        return z[..., 0].sigmoid(), 2 * z[..., 1].sigmoid(), sinkhorn(z[..., 2:].mT, self.steps) if width > 2 else None
 
 
-def combine(weights, streams):
-    """sum_s weights[.., s] X_s: weights (n) or (B, T, n), n streams (B, T, C) -> (B, T, C)."""
-    first, *others = weights.unsqueeze(-1).unbind(-2)
-    h = first * streams[0]
-    for a, x in zip(others, streams[1:]):
-        h = torch.addcmul(h, a, x)
-    return h
+def mix(weights, streams):
+    """sum_s weights[s] X_s: weights (n) or (B, T, n), n streams (B, T, C) -> (B, T, C)."""
+    return sum(w[..., None] * x for w, x in zip(weights.unbind(-1), streams)).type_as(streams[0])
 
 
-def write(maps, streams, y):
+def write(H_res, H_post, streams, y):
     """The streams after a sublayer with output y (B, T, C): X_i <- sum_s H_res[i, s] X_s + H_post[i] y."""
-    if maps.size(-1) > 2:
-        streams = [combine(weights, streams) for weights in maps[..., 2:].unbind(-1)]
-    return [torch.addcmul(x, post, y.type_as(x)) for x, post in zip(streams, maps[..., 1, None].unbind(-2))]
+    if H_res is None:
+        return [(x + post[..., None] * y).type_as(x) for x, post in zip(streams, H_post.unbind(-1))]
+    weights = torch.cat((H_res, H_post[..., None]), dim=-1)                         # (n, n + 1) or (B, T, n, n + 1)
+    return [mix(row, [*streams, y]) for row in weights.unbind(-2)]
 
 
 class Block(nn.Module):
@@ -269,12 +271,12 @@ class Block(nn.Module):
         self.mlp = MLP(c.d_model, c.d_ff)
 
     def forward(self, streams, rope, cache=None):
-        maps = self.attn_connection(streams)                                        # (B, T, n, 2 + n)
-        y = self.attn(self.attn_norm(combine(maps[..., 0], streams)), rope, cache)  # (B, T, C)
-        streams = write(maps, streams, y)
-        maps = self.mlp_connection(streams)
-        y = self.mlp(self.mlp_norm(combine(maps[..., 0], streams)))
-        return write(maps, streams, y)
+        H_pre, H_post, H_res = self.attn_connection(streams)
+        y = self.attn(self.attn_norm(mix(H_pre, streams)), rope, cache)             # (B, T, C)
+        streams = write(H_res, H_post, streams, y)
+        H_pre, H_post, H_res = self.mlp_connection(streams)
+        y = self.mlp(self.mlp_norm(mix(H_pre, streams)))
+        return write(H_res, H_post, streams, y)
 
 
 class Model(nn.Module):

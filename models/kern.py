@@ -170,33 +170,51 @@ class Attention(nn.Module):
         return self.wo(y.reshape(B, T, -1))                                         # (B, T, C)
 
 
+class Reorder(torch.autograd.Function):
+    """x[order] for a permutation `order` (N,) of the rows of x and its inverse: the gradient is gathered by the inverse, where
+    that of an index is a sum of atomic additions."""
+
+    @staticmethod
+    def forward(ctx, x, order, inverse):
+        ctx.save_for_backward(inverse)
+        return x.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.index_select(0, *ctx.saved_tensors), None, None
+
+
+def grouped_product(x, weight, ends):
+    """x (N, in), weight (E, out, in) -> (N, out): each row times the transposed matrix of its expert. The rows are in the order
+    of their experts: those of expert e end before row ends[e]."""
+    if x.is_meta:                                       # counting FLOPs: each row costs the same, whoever its expert is
+        return F.linear(x, weight[0])
+    dtype, N, E = compute_dtype(weight), len(x), len(weight)
+    if N > E and (dtype == torch.bfloat16 or dtype == torch.float32 and not torch.compiler.is_compiling()):
+        return F.grouped_mm(x.to(dtype), weight.to(dtype).mT, offs=ends)
+    # Blocks of equally many rows of one expert, each with a copy of its matrix: shapes that do not depend on the routing.
+    # A few rows, as in decoding, are blocks of one row, and only their experts' matrices are read.
+    size = max(1, N // (2 * E))
+    n_block = (N + E * (size - 1)) // size                                      # enough, however the rows are spread
+    rows, n_rows = torch.arange(N, dtype=torch.int32, device=x.device), ends.diff(prepend=ends.new_zeros(1))
+    blocks = (n_rows + size - 1) // size                                        # (E,) of each expert
+    last = blocks.cumsum(0)                                                     # (E,) where they end
+    shift = (last - blocks) * size - (ends - n_rows)                            # (E,) from a row to its place in them
+    place = rows + shift[torch.searchsorted(ends, rows, right=True)]            # (N,)
+    owner = torch.searchsorted(last, torch.arange(n_block, device=x.device), right=True).clamp(max=E - 1)      # (n_block,)
+    x = x.new_zeros(n_block * size, x.size(1)).index_copy(0, place, x).view(n_block, size, -1)
+    return (x @ weight.index_select(0, owner).mT).flatten(0, 1).index_select(0, place)
+
+
 class ExpertLinear(nn.Linear):
-    """E linear maps in one parameter (E, out, in), a Linear for Muon's sake. The rows of x (N, in) are in the order of their
-    experts: those of expert e end before row ends[e]."""
+    """E linear maps in one parameter (E, out, in); a Linear, so that Muon trains it."""
 
     def __init__(self, n_expert, d_in, d_out):
         super().__init__(d_in, d_out, bias=False)
         self.weight = nn.Parameter(torch.empty(n_expert, d_out, d_in))
 
     def forward(self, x, ends):
-        kind, N, E = x.device.type, len(x), len(self.weight)
-        if x.is_meta:                                   # counting FLOPs: each row costs the same, whoever its expert is
-            return F.linear(x, self.weight[0])
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-        if N > E and (dtype == torch.bfloat16 or dtype == torch.float32 and not torch.compiler.is_compiling()):
-            return F.grouped_mm(x.to(dtype), self.weight.to(dtype).mT, offs=ends)
-        # Blocks of equally many rows of one expert, each with a copy of its matrix: shapes that do not depend on the routing.
-        # A few rows, as in decoding, are blocks of one row, and only their experts' matrices are read.
-        size = max(1, N // (2 * E))
-        n_block = (N + E * (size - 1)) // size                                      # enough, however the rows are spread
-        rows, n_rows = torch.arange(N, dtype=torch.int32, device=x.device), ends.diff(prepend=ends.new_zeros(1))
-        blocks = (n_rows + size - 1) // size                                        # (E,) of each expert
-        last = blocks.cumsum(0)                                                     # (E,) where they end
-        shift = (last - blocks) * size - (ends - n_rows)                            # (E,) from a row to its place in them
-        place = rows + shift[torch.searchsorted(ends, rows, right=True)]            # (N,)
-        owner = torch.searchsorted(last, torch.arange(n_block, device=x.device), right=True).clamp(max=E - 1)      # (n_block,)
-        x = x.new_zeros(n_block * size, x.size(1)).index_copy(0, place, x).view(n_block, size, -1)
-        return (x @ self.weight.index_select(0, owner).mT).flatten(0, 1).index_select(0, place)
+        return grouped_product(x, self.weight, ends)
 
 
 class MLP(nn.Module):
@@ -237,21 +255,21 @@ class MixtureOfExperts(nn.Module):
         self.top_k = c.top_k
         self.router = Router(c.d_model, c.n_expert, c.router)
         self.experts = MLP(c.n_expert, c.d_model, c.d_ff // c.top_k)
-        if c.router == "kern":
-            self.gamma = nn.Parameter(torch.empty(()))
+        self.gamma = nn.Parameter(torch.empty(())) if c.router == "kern" else None
 
     def forward(self, x):
-        """x (B, T, C) -> the same, and in training mode the imbalance of the load (), else None."""
+        """x (B, T, C) -> y (B, T, C), and in training mode the imbalance of the load (), else None."""
         r = self.router(x)                                                          # (B, T, E)
         g, chosen = r.topk(self.top_k)                                              # (B, T, k)
         imbalance = self.imbalance(r, g, chosen) if self.training else None
         expert = chosen.flatten()                                                   # (N,), N = B T k pairs of token and expert
         order = expert.argsort(stable=True)                                         # the pairs expert by expert
+        inverse = order.argsort()
         ends = (expert[:, None] <= torch.arange(r.size(-1), device=x.device)).sum(0, dtype=torch.int32)     # (E,)
-        pairs = x.flatten(0, 1).repeat_interleave(self.top_k, 0)    # not indexed by order // k, whose gradient is atomic sums
-        y = self.experts(pairs.index_select(0, order), ends)                        # (N, C)
-        y = y.index_select(0, order.argsort()).view(*chosen.shape, -1)              # (B, T, k, C)
-        if hasattr(self, "gamma"):
+        pairs = x.flatten(0, 1).repeat_interleave(self.top_k, 0)                    # (N, C)
+        y = self.experts(Reorder.apply(pairs, order, inverse), ends)
+        y = Reorder.apply(y, inverse, order).view(*chosen.shape, -1)                # (B, T, k, C)
+        if self.gamma is not None:
             g = self.gamma * g
         return (g[..., None] * y).sum(-2).type_as(x), imbalance
 
@@ -311,8 +329,8 @@ class Model(nn.Module):
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
         Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
-        z_loss * mean(logsumexp(logits)^2) added, and the load-balancing loss, which `self.added` then holds for the log.
-        Without targets loss is None; with them the logits carry no gradient. ValueError if T exceeds max_len.
+        z_loss * mean(logsumexp(logits)^2) and the load-balancing loss added. Without targets loss is None; with them the
+        logits carry no gradient. ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
@@ -322,8 +340,7 @@ class Model(nn.Module):
             imbalances.append(imbalance)
         logits, loss = self.output(x, targets, cache)
         if loss is not None and self.training:
-            added = self.config.balance_loss * torch.stack(imbalances).mean()
-            loss, self.added = loss + added, added.detach()
+            loss = loss + self.config.balance_loss * torch.stack(imbalances).mean()
         return logits, loss
 
     def rope(self, T, cache):
