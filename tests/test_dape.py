@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from forked import Scripts
-from reference import add, compare, float64, linear, mlp_sublayer, norm, project, reference_logits, rope, setup, sigmoid, softmax  # noqa: F401
+from reference import add, compare, float64, linear, mlp_sublayer, norm, own_groups, project, reference_logits, rope, setup, sigmoid, softmax  # noqa: F401
 
 import models
 from nanodepth import record
@@ -282,6 +282,12 @@ def test_initial_values():
     one = models.build("dape", vocab_size=31, n_layer=50, n_head=2, d_model=8, conv="heads", position="rope")
     filters = torch.stack([block.attn.score_bias.delta.conv.weight.flatten() for block in one.blocks])
     assert 0.9 * 3 ** -0.5 < filters.abs().max() <= 3 ** -0.5
+
+
+@pytest.mark.parametrize("conv, parts", [("keys", ("conv_in.weight", "conv_in.bias", "conv_out.weight")), ("heads", ("conv.weight",))])
+def test_groups(conv, parts):
+    at = "blocks.attn.score_bias"
+    assert own_groups(setup("dape", conv=conv)[0]) == (set(), {f"{at}.position.a", f"{at}.position.p"} | {f"{at}.delta.{part}" for part in parts})
 
 
 def test_slopes_of_alibi():

@@ -5,7 +5,7 @@ test_equations.py; the reference shares no code with the model.
 """
 import pytest
 import torch
-from reference import COMMON, compare, float64, rms, setup, sigmoid, sublayer  # noqa: F401  (float64: autouse)
+from reference import COMMON, compare, float64, own_groups, rms, setup, sigmoid, sublayer  # noqa: F401  (float64: autouse)
 
 import models
 from nanodepth import record
@@ -123,6 +123,12 @@ def test_every_entry_of_the_parameters_gets_a_gradient():
             if "_connection" in key:
                 columns = q.grad.abs().flatten(0, -2).amax(0) if q.ndim > 1 else q.grad.abs()
                 assert (columns > 1e-10).all(), (kind, key, columns)
+
+
+@pytest.mark.parametrize("connection, parts", [("dynamic", ("static", "dynamic", "scale")), ("manifold", ("bias", "phi", "alpha"))])
+def test_groups(connection, parts):
+    mixing = {f"blocks.{kind}_connection.{part}" for kind in ("attn", "mlp") for part in parts}
+    assert own_groups(build(connection=connection)) == (set(), mixing)
 
 
 def test_initial_values():

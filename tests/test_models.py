@@ -89,10 +89,8 @@ def test_every_neutral_setting_is_of_a_model_that_has_one():
     assert {name for name, _ in settings.pairs("NEUTRAL")} <= {name for name, _ in NEUTRAL}
 
 
-@every_case
+@pytest.mark.parametrize("name, options", [case for case in CASES if hasattr(models.module(case[0]), "costs")], ids=show)
 def test_costs_are_the_counted_parameters(name, options):
-    if not hasattr(models.module(name), "costs"):
-        pytest.skip(f"{name} has no costs")
     with torch.device("meta"):
         model = build(name, options, randomise=False)
         base = baseline(model, name)

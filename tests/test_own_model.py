@@ -56,6 +56,7 @@ def with_a_module():
 
 def changed(name):
     """Another mechanism. What the old one cost, and where it was neutral, is not said of the new one."""
+    assert settings.of(name, "CHANGED"), f"tests/settings/{name}.py lacks CHANGED"
     source = replaced(text(name), settings.of(name, "CHANGED"))
     lines = source.splitlines(keepends=True)
     for node in reversed(ast.parse(source).body):

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from reference import COMMON, add, compare, heads, linear, mlp_sublayer, norm, reference_logits, sigmoid, softmax
+from reference import COMMON, add, compare, heads, linear, mlp_sublayer, norm, own_groups, reference_logits, sigmoid, softmax
 
 import models
 from nanodepth import record
@@ -199,6 +199,14 @@ def test_scan_in_pieces():
         y, state = sambay.selective_scan(*piece, inputs[4], state, 4)
         parts.append(y)
     assert (torch.cat(parts, 1) - whole).abs().max() < 1e-12 and (state - last).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("gmu, more", [("silu", set()), ("sigmoid", {"w_in"})])
+def test_groups(gmu, more):
+    """What Mamba does to one channel is no matrix: its convolution and A mix, as vectors do."""
+    matrices, mixing = own_groups(setup(gmu=gmu)[0])
+    assert {key.split(".")[-2] for key in matrices} == {"w_x", "w_z", "w_rank", "w_dt", "w_write", "w_read", "w_gate"} | more
+    assert {key.split(".")[-1] for key in mixing} == {"A_log", "D", "dt_bias", "conv_weight", "conv_bias"}
 
 
 def test_training_keeps_no_states():
