@@ -10,6 +10,7 @@ from test_equations import add, compare, float64, linear, mlp_sublayer, norm, pr
 import analyze
 import models
 from nanodepth import record
+from nanodepth.devices import flops_per_token
 
 SLOPES = {4: [-2, -4, -6, -8], 6: [-2, -4, -6, -8, -1, -3], 12: [-1, -2, -3, -4, -5, -6, -7, -8, -0.5, -1.5, -2.5, -3.5]}  # log2
 
@@ -187,7 +188,7 @@ def test_trained_at_t_evaluated_at_4t(tmp_path):
 
 
 @torch.no_grad()
-def test_a_bias_of_d_would_change_nothing():
+def test_a_bias_of_delta_would_change_nothing():
     model, _, _, idx, _ = setup("dape", **KEYS)
     before = model(idx)[0]
     for block in model.blocks:
@@ -203,6 +204,70 @@ def test_room_in_the_cache_changes_nothing():
         cache = models.module("dape").Cache(model, 2, room)
         logits = torch.cat([model(part, cache=cache)[0] for part in idx.split((4, 1, 2), dim=1)], dim=1)
         torch.testing.assert_close(logits, model(idx)[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [
+    dict(), dict(kernel=5), dict(position="rope", n_kv_head=4), dict(conv="heads"), dict(conv="heads", position="none"),
+    dict(kernel=0), dict(kernel=0, position="none")], ids=show)
+@pytest.mark.parametrize("T", [128, 129, 300])
+def test_blocks_of_queries_are_the_whole_attention(options, T):
+    """attend_in_blocks() against attend_at_once(): outputs and the gradients of everything; blocks of 128 at these T."""
+    dape = models.module("dape")
+    c = dape.Config(**{**dict(n_head=4, d_model=32, n_kv_head=2), **options})
+    torch.manual_seed(0)
+    score_bias, (q, k, v) = dape.ScoreBias(c), torch.randn(3, 2, 4, T, 8, requires_grad=True)
+    for p in score_bias.parameters():
+        torch.nn.init.normal_(p)
+    results = []
+    for attend in (dape.attend_in_blocks, dape.attend_at_once):
+        y = attend(q, k, v, torch.ones(T, T, dtype=torch.bool).tril(), score_bias)
+        wanted = [q, k, v, *score_bias.parameters()]
+        results.append((y, *torch.autograd.grad((y * torch.sin(torch.arange(8.0))).sum(), wanted)))
+    for got, want in zip(*results):
+        torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
+
+
+def test_blocks():
+    """They partition the queries; at most 8, of at least 128; 56% of all pairs of a query and a key from 1,024 on."""
+    blocks = models.module("dape").query_blocks
+    for T in (1, 5, 127, 128, 129, 256, 512, 1000, 1024, 2048, 4097):
+        found = blocks(T)
+        assert [t for a, b in found for t in range(a, b)] == list(range(T)) and len(found) <= 8
+        assert all(b - a >= 128 for a, b in found[:-1])
+    assert blocks(128) == [(0, 128)] and len(blocks(1024)) == 8
+    assert sum((b - a) * b for a, b in blocks(2048)) / 2048 ** 2 == 0.5625
+
+
+@pytest.mark.parametrize("options", [
+    dict(), dict(position="rope", kernel=5, width=7), dict(position="alibi"), dict(conv="heads"), dict(kernel=0),
+    dict(position="none", n_kv_head=4, qk_norm=False), dict(conv="heads", kernel=5, gate="headwise"),
+    dict(kernel=0, position="none")], ids=show)
+def test_costs(options):
+    """Parameters exactly; FLOPs: 2 (kernel // 2) columns of hidden more, and the scores a second time."""
+    shape = dict(vocab_size=50, n_layer=4, n_head=4, n_kv_head=2, d_model=64, d_ff=128, max_len=256)
+    model, costs = models.build("dape", **{**shape, **options}), models.module("dape").costs
+    c = model.config
+    base = models.build("gpt", **shape | dict(n_kv_head=c.n_kv_head, gate=c.gate, qk_norm=c.qk_norm))
+    params, flops, read = costs(c, 64)
+    assert params == sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in base.parameters())
+    channels = c.n_head * (2 if c.position in ("kerple", "alibi") else 1)
+    columns = 4 * 2 * c.width * c.kernel * channels * 2 * (c.kernel // 2) if c.conv == "keys" and c.kernel else 0
+    scores = 4 * 2 * 64 * 64 * (c.kernel > 0)
+    assert flops_per_token(model, 64) - flops_per_token(base, 64) == flops + columns + scores
+    assert costs(c, 32)[1:] == (flops / 2, read / 2) and costs(c, 128)[1:] == (2 * flops, 2 * read)
+    assert costs(c, 256)[1:] == (3 * flops, 3 * read)                               # two blocks: 3 / 4 of all pairs
+
+
+@torch.no_grad()
+def test_neutral_in_all_forms():
+    for options in (dict(), dict(kernel=5), dict(conv="heads"), dict(kernel=0)):
+        model, _, c, idx, _ = setup("dape", position="rope", **options)
+        base = models.build("gpt", **{key: x for key, x in vars(c).items() if key not in ("position", "kernel", "conv")})
+        base.load_state_dict(model.state_dict(), strict=False)
+        models.module("dape").neutral(model)
+        assert (model(idx)[0] - base(idx)[0]).abs().max() < 1e-12
+    with pytest.raises(ValueError, match="position=rope"):
+        models.module("dape").neutral(setup("dape", **KEYS)[0])
 
 
 def test_initial_values():

@@ -1,4 +1,4 @@
-"""sambay.py against its equations in float64, one token and one channel after the other; its scan, window and caches."""
+"""sambay.py against its equations in float64, one token and channel after the other; its scan, window and caches."""
 import math
 from types import SimpleNamespace
 
@@ -8,6 +8,7 @@ from test_equations import COMMON, add, compare, heads, linear, mlp_sublayer, no
 
 import models
 from nanodepth import record
+from nanodepth.devices import flops_per_token
 
 sambay = models.module("sambay")
 
@@ -144,7 +145,7 @@ def test_mixers():
     assert sambay.Config(n_layer=32, gmu="none").mixers == c.mixers[:18] + ["cross"] * 14
     model, _, _, idx, _ = setup()
     kinds = [type(block.attn).__name__ for block in model.blocks]
-    assert kinds == ["Mamba", "Attention"] * 3 + ["GMU", "Attention"]
+    assert kinds == ["Mamba", "WindowAttention"] * 2 + ["Mamba", "FullAttention", "GMU", "CrossAttention"]
     keys = {key for key, _ in model.named_parameters()}
     assert not keys & {f"blocks.7.attn.{name}.weight" for name in ("wk", "wv", "k_norm")} and "blocks.5.attn.wk.weight" in keys
     assert not any("rope" in name or name in ("cos", "sin") for name, _ in model.named_buffers())
@@ -216,13 +217,30 @@ def test_training_keeps_no_states():
 @pytest.mark.parametrize("window", [2, 3, 5, 8, 20])
 @torch.no_grad()
 def test_window_against_a_mask(T, window):
-    """Blocks of queries against one masked attention; every query sees itself and window - 1 tokens before it."""
+    """Every query sees itself and window - 1 tokens before it; blocks of queries equal one masked attention."""
     torch.manual_seed(0)
     q, k, v = torch.randn(2, T, 4, 6), torch.randn(2, T, 2, 6), torch.randn(2, T, 2, 6)
     distance = torch.arange(T)[:, None] - torch.arange(T)
     mask = (distance >= 0) & (distance < window)
-    wanted = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), attn_mask=mask, enable_gqa=True)
-    assert (sambay.attend_window(q, k, v, 0, None, window) - wanted.transpose(1, 2)).abs().max() < 1e-12
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(1, 2) for x in (q, k, v)), attn_mask=mask, enable_gqa=True).transpose(1, 2)
+    for attend in (sambay.attend_window, sambay.attend_window_in_blocks):
+        assert (attend(q, k, v, window, 0) - wanted).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("window", [2, 3, 5, 8])
+@torch.no_grad()
+def test_window_goes_on_after_held_tokens(window):
+    """The last queries alone, with window - 1 keys before them; before token 0 there are none, whatever is held there."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 21, 4, 6), torch.randn(2, 21, 2, 6), torch.randn(2, 21, 2, 6)
+    wanted = sambay.attend_window(q, k, v, window, 0)
+    rubbish = torch.randn(2, window - 1, 2, 6)
+    for start in (0, 1, 4, 13, 20):
+        held = [torch.cat((rubbish, x), dim=1)[:, start:] for x in (k, v)]
+        for attend in (sambay.attend_window, sambay.attend_window_in_blocks):
+            got = attend(q[:, start:], *held, window, torch.tensor(start))
+            assert (got - wanted[:, start:]).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("options", [dict(), dict(gmu="sigmoid", d_conv=2), dict(gmu="none"), dict(window=2, n_layer=12), dict(window=40), dict(n_layer=5)], ids=str)
@@ -249,11 +267,14 @@ def test_cached_decoding_equals_the_full_forward(options, pieces):
 def test_only_the_full_attention_grows_with_the_context():
     model = setup()[0]
     small, large = (sambay.Cache(model, 2, n) for n in (10, 1000))
-    for i, mixer in enumerate(model.config.mixers):
-        for a, b in ((small.k[i], large.k[i]), (small.v[i], large.v[i])):
-            assert b.numel() == a.numel() * (100 if mixer == "full" else 1)
-            assert (b.numel() == 0) == (mixer in ("gmu", "cross"))
-    assert large.k[0].shape == (2, 3, 32) and large.v[0].shape == (2, 32, 3) and large.k[1].shape == (2, 2, 2, 4)
+    for mixer, a, b in zip(model.config.mixers, small.layers, large.layers, strict=True):
+        assert (a is None) == (b is None) == (mixer in ("gmu", "cross"))
+        names = {"mamba": ("u", "state"), "window": ("k", "v"), "full": ("k", "v")}.get(mixer, ())
+        assert set(names) == set(vars(b) if b else ()) - {"pos"}
+        for name in names:
+            assert getattr(b, name).numel() == getattr(a, name).numel() * (100 if mixer == "full" else 1) > 0
+    assert large.layers[0].u.shape == (2, 3, 32) and large.layers[0].state.shape == (2, 32, 3)
+    assert large.layers[1].k.shape == (2, 2, 2, 4) and large.layers[5].v.shape == (2, 2, 1000, 4)
 
 
 @torch.no_grad()
@@ -279,7 +300,9 @@ def test_a_cache_under_autocast_keeps_its_states_in_fp32():
     with torch.autocast("cpu", torch.bfloat16):
         full, cache = model(idx)[0], sambay.Cache(model, 2, 30)
         parts = [model(idx[:, a:b], cache=cache)[0] for a, b in ((0, 9), (9, 10), (10, 20))]
-    assert {t.dtype for t in (cache.k[0], cache.k[1], cache.v[1], cache.k[5])} == {torch.bfloat16} and cache.v[0].dtype == torch.float32
+    mamba, window, keys = cache.layers[0], cache.layers[1], cache.layers[5]
+    assert {t.dtype for t in (mamba.u, window.k, window.v, keys.k)} == {torch.bfloat16}
+    assert mamba.state.dtype == torch.float32
     assert (torch.cat(parts, 1).float() - full.float()).abs().max() < 0.05 * full.abs().max()
 
 
@@ -318,6 +341,41 @@ def test_initial_values():
         assert (layer.conv_bias == 0).all() and (layer.wo.weight == 0).all()
     assert model.blocks[0].attn.w_rank.weight.shape == (8, 256)
     assert (model.blocks[6].attn.wo.weight == 0).all() and 0.015 < model.blocks[6].attn.w_gate.weight.std() < 0.025
+
+
+def test_states_under_autocast_are_bf16():
+    """The stream, the memory, shared keys and values; and what the scan keeps for backward, which computes in fp32."""
+    torch.set_default_dtype(torch.float32)
+    model, _, _, idx, targets = setup(T=20, max_len=20)
+    handed, kept = [], []
+    for block in model.blocks:
+        block.register_forward_hook(lambda m, inputs, output: handed.append(output))
+    with torch.autocast("cpu", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(
+            lambda x: kept.append(x) or x, lambda x: x):
+        model(idx, targets)
+    x, memory, (k, v) = handed[-1]
+    assert {x.dtype, memory.dtype, k.dtype, v.dtype} == {torch.bfloat16} and memory.shape == (2, 20, 32)
+    assert not any(t.dtype == torch.float32 and t.ndim == 4 and 3 in t.shape for t in kept)      # N = 3: no states
+
+
+@pytest.mark.parametrize("options", [
+    dict(), dict(n_layer=12, window=16, gate="headwise"), dict(n_layer=8, gmu="sigmoid", d_state=5, d_conv=3),
+    dict(n_layer=8, gmu="none", qk_norm=False, gate="elementwise"), dict(n_layer=5, n_kv_head=4)], ids=str)
+def test_costs(options):
+    """Parameters exactly, and FLOPs at two lengths: the counter sees matrix products, and blocks of queries that meet
+    2 window keys."""
+    torch.set_default_dtype(torch.float32)
+    shape = dict(vocab_size=50, n_layer=4, n_head=4, n_kv_head=2, d_model=64, d_ff=128, max_len=64)
+    model = models.build("sambay", **{**shape, **options})
+    c, E, of = model.config, 2 * 64, model.config.mixers.count
+    base = models.build("gpt", **shape | dict(n_layer=c.n_layer, n_kv_head=c.n_kv_head, gate=c.gate, qk_norm=c.qk_norm))
+    mixing = of("mamba") * E * (7 * c.d_state + 2 * c.d_conv + 3) + of("gmu") * E * (2 if c.gmu == "sigmoid" else 1)
+    for T in (64, 32):
+        params, flops, read = sambay.costs(c, T)
+        assert params == sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in base.parameters())
+        beyond = of("window") * 4 * 64 * c.window if c.window < T else 0
+        assert flops_per_token(model, T) - flops_per_token(base, T) == flops - mixing + beyond
+        assert read == of("gmu") * E
 
 
 def test_stats():

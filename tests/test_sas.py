@@ -1,10 +1,11 @@
-"""SAS (arXiv:2507.07694) and its blog's form: equations in float64, initial values, and when they are gpt.py."""
+"""SAS (arXiv:2507.07694) and its form by projections: equations in float64, initial values, and when they are gpt.py."""
 import pytest
 import torch
 from test_equations import add, compare, float64, heads, linear, mlp_sublayer, norm, rope, setup, sigmoid, softmax  # noqa: F401  (float64: autouse)
 
 import models
 from nanodepth import record
+from nanodepth.devices import flops_per_token
 
 
 def affine(p, name, u):
@@ -138,7 +139,7 @@ def test_the_cache_holds_what_was_simulated(options):
     assert cache.k[0][:, :, 6].abs().min() > 0 and (cache.k[0][:, :, 7:] == 0).all()
 
 
-def test_the_blogs_form_is_one_graph():
+def test_projections_are_one_graph():
     model, _, _, idx, targets = setup("sas", **{**OWN, **PROJECTION})
     want = model(idx, targets)[1]
     model.compile(fullgraph=True, backend="aot_eager")
@@ -163,7 +164,7 @@ def test_initial_values():
                 assert found.std() == pytest.approx(bound / 3 ** 0.5, rel=0.05) and abs(found.mean()) < 0.05 * bound, key
     model = models.build("sas", vocab_size=31, n_layer=1, n_head=4, d_model=128, simulation="projection")
     attn = model.blocks[0].attn
-    assert (attn.sim_gate == 1 / 3).all() and attn.sim_gate.shape == (3, 4) and not hasattr(attn, "sim_v")
+    assert (attn.sim_gate == 1 / 3).all() and attn.sim_gate.shape == (3, 4) and attn.sim_v is None
     for p in (attn.sim_q.weight, attn.sim_k.weight):
         assert 0.99 * 32 ** -0.5 < p.abs().max() <= 32 ** -0.5 and p.shape == (3, 4, 32, 48)
 
@@ -176,6 +177,24 @@ def test_sizes():
     extra = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in base.parameters())
     heads, features = 12 * 36 * 5 + 36 + 36 * 36 * 5 + 36, 64 * 96 + 96 + 96 * 96 + 96
     assert extra == 12 * (3 * heads + 2 * features + 2 * (96 - 64)) == 687_648
+
+
+@pytest.mark.parametrize("options", [
+    dict(), dict(n_sim=2, d_sim=20, kernel=3), dict(qk_norm=False, n_kv_head=4), dict(gate="elementwise", n_sim=1, kernel=1),
+    PROJECTION, dict(PROJECTION, n_sim=2, d_sim=20, gate="headwise"), dict(PROJECTION, qk_norm=False)], ids=str)
+def test_costs(options):
+    """Parameters exactly; FLOPs but for values, which are as wide as keys in training, and the aggregation."""
+    shape = dict(vocab_size=50, n_layer=4, n_head=4, n_kv_head=2, d_model=64, d_ff=128, max_len=64)
+    model = models.build("sas", **{**shape, **options})
+    c = model.config
+    base = models.build("gpt", **shape | dict(n_kv_head=c.n_kv_head, gate=c.gate, qk_norm=c.qk_norm))
+    params, flops, read = models.module("sas").costs(c, 64)
+    assert params == sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in base.parameters())
+    padding, mean = 2 * 64 * c.n_sim * c.n_head * (c.d_sim - c.d_head), c.n_sim * c.d_model
+    uncounted = mean * (1 + (c.simulation == "projection"))
+    assert flops_per_token(model, 64) - flops_per_token(base, 64) == flops + 4 * (padding - uncounted) and read == 0
+    fewer = 4 * 2 * 32 * (c.n_sim * c.n_head * (c.d_sim + c.d_head) - 2 * c.d_model)
+    assert models.module("sas").costs(c, 32)[1] == flops - fewer
 
 
 def test_feature_maps_are_matrices_of_muon():
