@@ -230,7 +230,7 @@ class DepthWeights(nn.Module):
         return A.type_as(x)                                                         # else the states would become fp32
 
 
-def mix(A, sources):
+def mix_sources(A, sources):
     """X^c = sum_j A[.., c, j] X_j: A (B, T, n, S) or (n, S), S sources X_j (B, T, C) -> n streams X^c (B, T, C)."""
     return [sum(a[..., None] * x for a, x in zip(row.unbind(-1), sources)) for row in A.unbind(-2)]
 
@@ -248,7 +248,7 @@ class Aggregate(nn.Module):
     def forward(self, x, outputs):
         """x: X_i. outputs: X_0 .. X_i, through norm_j if pre_post_norm; (B, T, C) each."""
         streams = dict.fromkeys("qkvr", x)
-        for s, mixed in zip(self.streams, mix(self.weights(x), [outputs[j] for j in self.sources])):
+        for s, mixed in zip(self.streams, mix_sources(self.weights(x), [outputs[j] for j in self.sources])):
             if self.post_norms:
                 mixed = x + self.post_norms[f"{s}_post_norm"](mixed)
             streams |= dict.fromkeys("qkvr" if s == "x" else s, mixed)

@@ -162,7 +162,7 @@ class DynamicWeights(nn.Module):
         return A.type_as(x)                                                         # else the states would become fp32
 
 
-def mix(A, sources):
+def mix_sources(A, sources):
     """X^c = sum_j A[.., c, j] X_j: A (B, T, n, S) or (n, S), S sources X_j (B, T, C) -> n streams X^c (B, T, C)."""
     return [sum(a[..., None] * x for a, x in zip(row.unbind(-1), sources)) for row in A.unbind(-2)]
 
@@ -176,7 +176,7 @@ class DenseConnections(nn.Module):
         self.weights = DynamicWeights(c, len(streams), i + 1)
 
     def forward(self, outputs):
-        return mix(self.weights(outputs[-1]), outputs)
+        return mix_sources(self.weights(outputs[-1]), outputs)
 
 
 class Block(nn.Module):
