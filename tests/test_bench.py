@@ -43,6 +43,7 @@ def run(*words):
     return subprocess.run([sys.executable, str(ROOT / "bench.py"), *map(str, words)], capture_output=True, text=True, timeout=300, env=env)
 
 
+FIRST, SECOND = [name for name in models.names() if hasattr(models.module(name), "costs")][:2]
 SMALL = "--n_layer 4 --d_model 32 --n_head 2 --vocab_size 50 --seq_len 16 --batch 2 --rounds 2 --prompt 4 --new_tokens 3 --device cpu".split()
 
 
@@ -72,13 +73,14 @@ def test_a_model_without_memory_is_a_row(monkeypatch, capsys):
     real = timing.Row.start
 
     def start(row, *args):
-        if row.name == "resformer":
+        if row.name == FIRST:
             raise torch.OutOfMemoryError("no room")
         real(row, *args)
     monkeypatch.setattr(timing.Row, "start", start)
-    assert bench.main([*SMALL, "--no-compile", "--new_tokens", "0", "--models", "resformer", "satformer"]) == 0
+    assert bench.main([*SMALL, "--no-compile", "--new_tokens", "0", "--models", FIRST, SECOND]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert any("`resformer`" in line and "out of memory" in line for line in lines) and any("`satformer`" in line and "1." in line for line in lines)
+    rows = {name: next(line for line in lines if f"| `{name}`" in line) for name in (FIRST, SECOND)}
+    assert "out of memory" in rows[FIRST] and "out of memory" not in rows[SECOND] and " ±" in rows[SECOND]
     monkeypatch.setattr(timing.Row, "start", lambda row, *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         bench.main([*SMALL, "--no-compile", "--models", "gpt"])
@@ -97,18 +99,22 @@ def test_the_floor_counts_four_passes_over_what_is_read():
 
 
 def test_decoding_after_contexts(tmp_path):
-    """What caches hold: gpt's grows in every layer, sambay's in one of its four."""
-    done = run(*SMALL, "--no-compile", "--models", "sambay:window=4", "--decode", 20, 50, "--json", tmp_path / "b.json")
+    """What caches hold: keys and values of every layer and token."""
+    done = run(*SMALL, "--no-compile", "--models", "gpt", "gpt:n_kv_head=1", "--decode", 20, 50, "--json", tmp_path / "b.json")
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "b.json").read_text())["decode"]
-    assert [(row["model"], row["context"]) for row in rows] == [(name, n) for name in ("gpt", "sambay:window=4") for n in (20, 50)]
-    token, fixed = 4 * 2 * 32, 4 * (2 * 3 * 32 + 2 * (64 * 3 + 64 * 16))            # fp32; a window, two Mamba layers
+    assert [(row["model"], row["context"]) for row in rows] == [(name, n) for name in ("gpt", "gpt:n_kv_head=1") for n in (20, 50)]
     for row in rows:
-        layers, own = (4, 0) if row["model"] == "gpt" else (1, fixed)
-        assert row["fixed_bytes"] == own and row["cache_bytes"] == own + layers * token * (row["context"] + 3)
-        assert row["decode_tokens_per_s"] > 0 and (row["model"] != "gpt" or row["decode_ratio"] == [1.0, 0.0])
+        width = 32 if row["model"] == "gpt" else 16                                 # of keys and values
+        assert row["fixed_bytes"] == 0 and row["cache_bytes"] == 4 * 4 * 2 * width * (row["context"] + 3)     # fp32, 4 layers
+        assert row["decode_tokens_per_s"] > 0 and row["decode_ratio"] == [1.0, 0.0]
     table = [line for line in done.stdout.splitlines() if line.startswith("|")]
     assert len(table) == 6 and table[-1].split("|")[2].strip() == "50"
+
+
+def test_tensors_of_a_cache_are_found_wherever_it_has_them():
+    held = SimpleNamespace(pos=torch.zeros(()), layers=[SimpleNamespace(k=torch.zeros(2), v={"a": torch.zeros(3)}), None], n=4)
+    assert sorted(len(t) for t in timing.tensors_of(held)) == [2, 3]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
@@ -124,7 +130,7 @@ def test_compiled_and_profiled(tmp_path):
     (row,) = json.loads((tmp_path / "b.json").read_text())["models"]
     assert row["model"] == "gpt" and row["graph_breaks"] == 0 and row["compile_s"] > 0
     assert row["kernel_bytes"] > 3 * 4 * row["parameters"] and row["extra_kernel_bytes"] == 0     # each weight is read twice, its gradient written
-    done = run(*SMALL, "--no-compile", "--models", "attnres:block_size=2", "--profile", tmp_path / "trace.json")
+    done = run(*SMALL, "--no-compile", "--models", "gpt:n_kv_head=1", "--profile", tmp_path / "trace.json")
     assert done.returncode == 0 and "aten::mm" in done.stdout, done.stderr
     assert any(event.get("name") == "aten::mm" for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"])
 
@@ -138,8 +144,8 @@ def test_a_graph_break_is_counted(monkeypatch):
     assert row.breaks > 0
 
 
-BAD = [["--models", "gtp"], ["--models", "gpt:width=3"], ["--models", "gpt:qk_norm=maybe"], ["--models", "attnres:block_size"],
-       ["--models", "attnres:block_size=99"], ["--preset", "huge"], ["--dtype", "fp8"], ["--batch", "0"], ["--new_tokens", "1"],
+BAD = [["--models", "gtp"], ["--models", "gpt:width=3"], ["--models", "gpt:qk_norm=maybe"], ["--models", "gpt:n_head"],
+       ["--models", "gpt:n_kv_head=3"], ["--preset", "huge"], ["--dtype", "fp8"], ["--batch", "0"], ["--new_tokens", "1"],
        ["--prompt", "100000"], ["--decode", "0"], ["--decode", "8", "--new_tokens", "0"], ["--n_head", "5"], ["--seq_len", "0"], ["--device", "abacus"], ["--profile", "x.json"],
        ["--json", "no/such/folder/x.json"], ["--json", "/"], ["--speed", "9"]]
 
