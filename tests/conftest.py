@@ -34,6 +34,7 @@ SLOW = {
     "test_endurance": ["test_ranks", "test_fuzz"],
     "test_train": ["test_a_model_file_runs_alone", "test_self_report"],
     "test_eval": ["test_generate_until"],
+    "test_kern": ["test_compiled_in_bf16_and_fp32"],
 }
 
 
