@@ -125,8 +125,8 @@ def exoformer_norms(args, tensors, streams, external):
     Anchors of a first layer: the tensors tell which of the authors' files made them. oldmodels/model2.py normalises all
     (it has v_norm), model3.py and later what the flags say (v_res_norm, g_res_norm), model1.py none, whatever they say.
     Without such a tensor it is model1.py, unless the flags ask for neither v nor g and anchor_delta_enabled, which
-    model.py dropped, is missing. Normalised anchors of q and k are the first layer's after its QK norm, so they have its
-    gains.
+    model.py dropped, is missing. Normalised anchors of q and k are the first layer's after its QK norm, so they have
+    its gains.
     """
     at = "transformer.layers.0.attn."
     flagged = [s for s in streams if setting(args, f"{s}_residual_norm_enabled", bool)]
@@ -200,7 +200,7 @@ LAYOUTS = {"exoformer": exoformer, "muddformer": muddformer, "llama": llama}
 
 
 def read_file(path):
-    """The object in a .json, .safetensors or torch file, of tensors and plain values alone. UserError if there is none."""
+    """The object in a .json, .safetensors or torch file (only tensors and plain values). UserError if there is none."""
     try:
         if path.suffix == ".json":
             value = json.loads(path.read_bytes())

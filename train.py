@@ -93,11 +93,11 @@ def parse(argv):
         if key not in MAY_CHANGE and value != defaults.get(key):
             raise UserError(f"--{key} {value} contradicts the run in {asked.resume}, which has {defaults.get(key)}: "
                             "leave it out")
-    chosen = {**defaults, **flags}
+    chosen, config = (pick(cls, {**defaults, **flags}) for cls in (Options, config_class))
     if "warmup_steps" not in flags:                                         # the preset's, or as many as there are
         chosen["warmup_steps"] = min(chosen["warmup_steps"], chosen["max_steps"])
     with user_errors():
-        return Options(**pick(Options, chosen)), pick(config_class, chosen), flags
+        return Options(**chosen), config, flags
 
 
 def lr_scale(step, options):

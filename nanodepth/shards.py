@@ -188,7 +188,7 @@ class Data:
             if chunk.max() >= self.vocab_size:
                 at = int(np.argmax(chunk >= self.vocab_size))
                 raise UserError(f"{self.path / name}: token id {chunk[at]} at position {i + at:,} is beyond the "
-                                f"vocabulary of {self.vocab_size:,} ({self.tokenizer}): the shard is of another tokenizer")
+                                f"vocabulary of {self.vocab_size:,} ({self.tokenizer}): it is of another tokenizer")
 
     @cached_property
     def token_bytes(self):

@@ -36,7 +36,7 @@ def load_tokenizer(name) -> tiktoken.Encoding:
 
 
 def read_ranks(name) -> dict:
-    """{token in bytes: its rank} of a file of merge ranks. UserError if not every text has tokens that fit in uint16."""
+    """{token in bytes: its rank} of a file of merge ranks. UserError unless they give any text uint16 tokens."""
     try:
         lines = Path(name).read_bytes().splitlines()
     except OSError as e:

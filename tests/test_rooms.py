@@ -1,0 +1,78 @@
+"""The rooms of the house: who imports whom, and what nanodepth gives a notebook."""
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import models
+import nanodepth
+from nanodepth.options import UserError
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = {path.stem for path in ROOT.glob("*.py")} - {"muon"}
+OURS = {"models", "nanodepth", "probes", "muon"} | SCRIPTS
+
+
+def imports(path):
+    """Top-level packages that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def test_imports_point_down():
+    for path in ROOT.glob("models/*.py"):
+        if path.stem != "__main__":
+            assert imports(path) - sys.stdlib_module_names <= {"torch"}, path
+    assert imports(ROOT / "muon.py") & OURS == set()
+    for path in ROOT.glob("nanodepth/*.py"):
+        assert imports(path) & OURS <= {"models", "nanodepth", "probes"}, path
+    for name in SCRIPTS:
+        assert imports(ROOT / f"{name}.py") & SCRIPTS <= ({"data_prep"} if name == "train" else set()), name
+
+
+def test_every_module_can_be_imported_first():
+    """No circle: each alone in a new process."""
+    modules = [f"nanodepth.{path.stem}" for path in ROOT.glob("nanodepth/*.py") if path.stem != "__init__"]
+    code = "import importlib, os, sys\nfor name in sys.argv[1:]:\n    pid = os.fork()\n    if pid == 0:\n" \
+           "        importlib.import_module(name)\n        os._exit(0)\n    if os.waitpid(pid, 0)[1]: sys.exit(name)"
+    done = subprocess.run([sys.executable, "-c", f"import numpy, tiktoken, torch, tqdm\n{code}", *modules, "nanodepth", "models", "probes"],
+                          cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_load_for_a_notebook(tmp_path):
+    made = models.build("gpt", vocab_size=300, n_layer=2, n_head=2, d_model=32, max_len=48)
+    run = {"model": "gpt", "model_config": vars(made.config), "options": {"preset": "tiny", "seq_len": 32, "dtype": "fp32"},
+           "tokenizer": "byte", "data": {"path": "gone", "fingerprint": ""}}
+    (tmp_path / "run").mkdir()
+    torch.save({"model": made.state_dict(), "optimizers": [], "step": 7, "tokens": 70, "rng": torch.get_rng_state(), "config": run,
+                "tokenizer": "byte"}, tmp_path / "run" / "ckpt.pt")
+    model, tokenizer, config = nanodepth.load(tmp_path / "run")
+    assert config["model"] == "gpt" and not model.training
+    logits, _ = model(torch.tensor([tokenizer.encode_ordinary("to be")]))
+    assert logits.shape == (1, 5, 300)
+    with pytest.raises(UserError, match="ckpt.pt does not exist"):
+        nanodepth.load(tmp_path)
+
+
+@pytest.mark.parametrize("words, said", [
+    (["nothing"], "no model 'nothing'"), (["gpt", "n_head=7"], "n_head"), (["gpt", "n_layer=many"], "'many' is not a value of n_layer"),
+    (["gpt", "heads=2"], "gpt has no option 'heads=2'"), (["gpt", "n_layer=100000"], "n_layer 100,000 is too large")])
+def test_mistakes_of_the_report(words, said):
+    done = subprocess.run([sys.executable, "-m", "models", *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and said in done.stderr, done.stderr
+    assert done.stderr.startswith("python -m models: error: ") and done.stdout == ""
+
+
+def test_build_names_what_is_wrong():
+    for options, said in ((dict(nothing=1), "gpt has no option nothing"), (dict(n_layer="2"), "n_layer must be int, not '2'")):
+        with pytest.raises(ValueError, match=said):
+            models.build("gpt", **options)
