@@ -47,7 +47,8 @@ def stats(name, model, idx):
 
 def gate_stats(model, idx):
     gates = [gate for block in getattr(model, "blocks", ()) if (gate := gate_of(block)) is not None]
-    return {"gate": [g.sigmoid().mean().item() for g in watch(model, idx, gates)]} if gates else {}
+    outputs = watch(model, idx, gates) if gates else []                     # none where a model uses the weights alone
+    return {"gate": [g.sigmoid().mean().item() for g in outputs]} if outputs else {}
 
 
 def gate_of(block):
