@@ -70,7 +70,7 @@ def good_folder(folder):
     os.chdir(folder)                                                            # so that the runs name their data relatively
     try:
         inside(flags(**SMALL, data="data", out="run"))
-        inside(flags(**{**SMALL, "model": "satformer"}, data="own", out="run of its own"))
+        inside(flags(**{**SMALL, "model": models.names()[-1]}, data="own", out="run of its own"))
     finally:
         os.chdir(before)
 

@@ -23,6 +23,7 @@ from forked import within  # noqa: E402
 from nanodepth import harness, runs  # noqa: E402
 from nanodepth.shards import Data  # noqa: E402
 
+PAIR = models.names()[0], models.names()[-1]
 ROOT = Path(__file__).parent.parent
 SHAPE = dict(vocab_size=300, n_layer=3, n_head=4, n_kv_head=2, d_model=32, d_ff=64, max_len=48)
 
@@ -111,7 +112,7 @@ def test_tokens_at_the_boundary(tmp_path):
 
 def test_rolling(tmp_path):
     """Every token once: the first window after end-of-text, the later ones with as much context as a window has room for."""
-    lm = harness.HarnessLM(save_run(tmp_path / "run", "resformer"), device="cpu", seq_len=16)
+    lm = harness.HarnessLM(save_run(tmp_path / "run", PAIR[1]), device="cpu", seq_len=16)
     model, texts = runs.load(tmp_path / "run")[0], ["short", "", "exactly 16 bytes", "a longer text, of three windows and a bit"]
     wanted = []
     for text in texts:
@@ -222,7 +223,7 @@ ITEMS = [{"question": f"{i} and {i + 1}", "choices": [f"{2 * i + 1}", "several",
 def place(tmp_path_factory):
     """A folder with two runs and a task folder that has a small task under the names of exo's six."""
     folder = tmp_path_factory.mktemp("place")
-    for name in ("gpt", "satformer"):
+    for name in PAIR:
         save_run(folder / name, name)
     (folder / "tasks").mkdir()
     (folder / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in ITEMS))
@@ -237,13 +238,13 @@ def run_eval(place, *words):
 
 
 def test_tables(place):
-    done = run_eval(place, "gpt", "satformer", "--tasks", "exo,mine,mqar", "--task_dir", "tasks", "--num_fewshot", "0", "--json", "rows.json")
+    done = run_eval(place, *PAIR, "--tasks", "exo,mine,mqar", "--task_dir", "tasks", "--num_fewshot", "0", "--json", "rows.json")
     assert done.returncode == 0, done.stderr
     rows = json.loads((place / "rows.json").read_text())
-    assert rows == [json.loads((place / name / "eval.jsonl").read_text()) for name in ("gpt", "satformer")]
-    heads = [line.split() for line in done.stdout.splitlines() if not line.startswith(("gpt", "satformer"))]
+    assert rows == [json.loads((place / name / "eval.jsonl").read_text()) for name in PAIR]
+    heads = [line.split() for line in done.stdout.splitlines() if not line.startswith(PAIR)]
     assert heads[0] == ["exo,", "0-shot", "ARC-c", "ARC-e", "Hella.", "OBQA", "PIQA", "Wino.", "Avg."]
-    for name, row in zip(("gpt", "satformer"), rows):
+    for name, row in zip(PAIR, rows):
         model, right, normed = runs.load(place / name)[0], [], []
         for item in ITEMS:
             context = list(f"Q: {item['question']}\nA:".encode())

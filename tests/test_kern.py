@@ -287,3 +287,9 @@ def test_compiled_in_bf16_and_fp32():
         for compiled in results[1:]:
             for got, want in zip(compiled, results[0]):
                 assert (got - want).norm() <= (0.05 if enabled else 1e-4) * want.norm()
+
+
+def test_the_balance_loss_counts_in_training_only():
+    model, idx = setup("kern", **{**OWN, "balance_loss": 10.0})[0], torch.randint(13, (2, 8))
+    plain = model.eval()(idx, idx)[1]
+    assert model.train()(idx, idx)[1] > plain + 1
