@@ -83,9 +83,7 @@ def test_equations_of_kern(options):
     logits, loss = model(idx, targets)
     loss.backward()
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-10)
-    torch.testing.assert_close(loss - model.added, plain, rtol=0, atol=1e-10)
-    torch.testing.assert_close(model.added, c.balance_loss * balance(routed), rtol=0, atol=1e-10)
-    assert not model.added.requires_grad
+    torch.testing.assert_close(loss, plain + c.balance_loss * balance(routed), rtol=0, atol=1e-10)
     for key, q in model.named_parameters():
         torch.testing.assert_close(q.grad, p[key].grad, rtol=0, atol=1e-9, msg=lambda m, key=key: f"gradient of {key}: {m}")
         assert q.grad.abs().max() > 0, key
@@ -267,8 +265,8 @@ def test_stats():
 
 
 def test_compiled_in_bf16_and_fp32():
-    """One graph in each, although the second call finds self.added set; in bf16 with grouped_mm, in fp32 with blocks. Of the
-    whole compiler a mixture in bf16: test_compiled_equals_eager has the rest, with the blocks, in float64."""
+    """One graph in each; in bf16 with grouped_mm, in fp32 with blocks. Of the whole compiler a mixture in bf16:
+    test_compile.py has the rest, with the blocks, in float64."""
     model, _, _, idx, targets = setup("kern", **{**OWN, "n_layer": 1})
     model = model.float().train()
     layer, x = model.blocks[0].mlp, torch.randn(2, 7, 32, dtype=torch.float32)
@@ -282,7 +280,7 @@ def test_compiled_in_bf16_and_fp32():
                 module.zero_grad()
                 out, loss = run(*inputs)
                 (out.square().mean() + loss if module is layer else loss).backward()
-                results.append([out, loss, *([model.added] if module is model else []), *(p.grad.clone() for p in module.parameters())])
+                results.append([out, loss, *(p.grad.clone() for p in module.parameters())])
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
         for compiled in results[1:]:
             for got, want in zip(compiled, results[0]):
