@@ -338,7 +338,7 @@ def recorded(model):
 
         def keep(raw):
             record.gates.append(raw.sigmoid().reshape(*raw.shape[:2], n_head, -1))
-        if hasattr(attn, "mix"):                                                    # exoformer's, mixed with the anchor's
+        if getattr(attn, "mix", None) is not None:                                                    # exoformer's, mixed with the anchor's
             return attn.mix.register_forward_hook(lambda m, i, output: keep(output["g"]) if "g" in output else None)
         if getattr(attn, "gate", None) is not None and model.config.__dict__.get("anchor") == "first_layer":
             return attn.register_forward_hook(lambda m, i, output: keep(output[1]["g"]))
@@ -525,7 +525,7 @@ def value_matrix(model, record):
 def mix_weights(model, record):
     """{stream: (lambda_anchor, lambda_self, gamma)} of exoformer's n mixing layers, else {}: (n, heads, D or 1) twice, and (n, 2) mean
     factors of the two, which are 1 unless they are dynamic."""
-    mixes, out = [block.attn.mix for block in model.blocks if hasattr(block.attn, "mix")], {}
+    mixes, out = [block.attn.mix for block in model.blocks if getattr(block.attn, "mix", None) is not None], {}
     gammas = [g.mean((0, 1)) for g in record.called["gamma"]] or [torch.ones(8)] * len(mixes)
     for i, s in enumerate(mixes[0].mix_streams if mixes else ""):
         lambdas = [torch.stack([getattr(mix, name)[s].detach() for mix in mixes]).cpu() for name in ("lambda_anchor", "lambda_self")]
@@ -610,7 +610,8 @@ def spaces(means):
 
 def interventions(model, batches, averages):
     """SATFormer (figure 4): change in perplexity when one layer's value gate is zero, or its mean over tokens and heads."""
-    gates = {i: block.attn.value_gate for i, block in enumerate(model.blocks, start=1) if hasattr(block.attn, "value_gate")}
+    gates = {i: block.attn.value_gate for i, block in enumerate(model.blocks, start=1)
+             if getattr(block.attn, "value_gate", None) is not None}
 
     def perplexity(change):
         with replaced(change):
@@ -643,7 +644,8 @@ def measure(model, batches, quiet_ids):
     if out["depth_error"] > 1e-3:                                                   # what is read is no sum of outputs
         parts["depth"] = {}
     out |= {kind: {name: x.tolist() for name, x in part.items()} for kind, part in parts.items() if kind != "dynamic"}
-    out["mixing_layers"] = [i for i, block in enumerate(model.blocks, start=1) if hasattr(block.attn, "mix") or hasattr(block.attn, "value_gate")]
+    out["mixing_layers"] = [i for i, block in enumerate(model.blocks, start=1)
+                            if any(getattr(block.attn, name, None) is not None for name in ("mix", "value_gate"))]
     out["value_gate_cv"], out["interventions"] = None, {}
     if "value_gate" in means:                                                       # spread over the heads, of their means
         g = means["value_gate"]

@@ -1,24 +1,27 @@
 """ExoFormer: every layer mixes an anchor into its queries, keys, values and gate.   arXiv:2601.08131
 
-Anchors are attention projections that all layers share, made once per token. Each layer forms, for S in {Q, K, V, G}
-(G is the pre-activation of the output gate),
+Anchors are attention projections that all layers share, made once per token. For S in {Q, K, V, G}, where G is the
+output gate before its sigmoid, layer n forms, before QK norm and rotation,
     S_n  <-  lambda_anchor_n * norm_S(S_anc) + lambda_self_n * S_n
-before QK norm and rotation. `anchor` says where S_anc comes from:
+`anchor` says where S_anc comes from:
     external     [Q_anc K_anc V_anc G_anc] = x_0 W_anc from the raw embedding x_0; all layers mix      (ExoFormer)
     first_layer  the first layer's own projections; the later layers mix                               (NuResFormer)
-`granularity` is the shape of a lambda: elementwise (heads, d_head), headwise (heads, 1) or scalar (1, 1).
-mixing="dynamic" scales both lambdas per token by gamma = sigmoid(gelu(norm(x) W_1) W_2 + b), two numbers per stream.
-`mix_streams` chooses S, `norm_streams` which anchors get norm_S, a per-head RMSNorm. The paper's rows: all four and all
+mixing="dynamic" multiplies both lambdas by a gamma per token, from sigmoid(gelu(norm(x) W_1) W_2 + b), two per stream.
+`granularity` is the shape of a lambda: elementwise (heads, D), headwise (heads, 1) or scalar (1, 1). `mix_streams` are
+the S that mix, `norm_streams` the anchors that get norm_S, an RMSNorm per head. The paper's rows: all four and all
 normed (default); norm_streams="none" (No Norm); "qk" (Only Q/K Norms); mix_streams="vg" and "none" (No Norm, {V,G}).
-Costs with full heads 4 d^2 (W_anc) + 8 L (d | heads | 1) + 4 d_head, dynamic also (16 d + 16*8 + 8) L.
+Costs (all four streams, K = H) 4 C^2 + 4 D parameters and 8 C^2 FLOPs per token for the anchors; in each layer 8
+lambdas of C, H or 1 numbers, 12 C FLOPs and 4 C numbers read; dynamic also 16 C + 136 parameters and 32 C + 256 FLOPs.
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.__init__, Attention.forward, Block.forward, Model,
     Model.__init__, Model.init_weights, Model.forward
 Equal to gpt.py (gated) when: lambda_anchor = 0 and lambda_self = 1 (static) or 2 (dynamic, at its initial gamma = 1/2).
 Optimizer: W_anc and the dynamic mixing matrices go to Muon, as in the authors' code; every lambda to AdamW.
-Paper and code: the paper starts W_2 and b at zero, as here; in the code a later global init overwrites them. The code
-    fuses q, k, v and gate into one matrix, which Muon then orthogonalises as one; here they are four. NuResFormer's
-    code takes Q and K anchors after the first layer's QK norm; here, as in the paper, one norm per raw stream.
+Paper and code:
+  - W_2 and b start at zero in the paper, as here; in the code a later init of all matrices overwrites these zeros.
+  - The code has one matrix for Q, K, V and G, which Muon orthogonalises as one; here they are four.
+  - NuResFormer's code takes Q and K anchors after the first layer's QK norm; here, as in the paper, each anchor is the
+    raw projection with a norm of its own.
 """
 import math
 from dataclasses import dataclass
@@ -81,6 +84,11 @@ class Config:
     def d_head(self):
         return self.d_model // self.n_head
 
+    @property
+    def n_heads(self):
+        """{stream: its number of heads} of the streams that mix."""
+        return {s: self.n_head if s in "qg" else self.n_kv_head for s in self.mix_streams}
+
 
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension; statistics in fp32 or better."""
@@ -142,24 +150,26 @@ def attend(q, k, v, layer, cache):
     return y.transpose(1, 2)
 
 
+def split_streams(y, n_heads):
+    """y (B, T, all heads * D) -> {stream: (B, T, heads, D)}, for n_heads {stream: heads}."""
+    y = y.unflatten(-1, (sum(n_heads.values()), -1))
+    return dict(zip(n_heads, y.split(list(n_heads.values()), dim=2)))
+
+
 class Anchor(nn.Module):
     """The anchors {stream: (B, T, heads, D)}, normalised where asked."""
 
     def __init__(self, c):
         super().__init__()
-        self.n_heads = {s: c.n_head if s in "qg" else c.n_kv_head for s in c.mix_streams}
-        self.d_head = c.d_head
+        self.n_heads = c.n_heads
         if c.anchor == "external":
-            self.proj = nn.Linear(c.d_model, sum(self.n_heads.values()) * c.d_head, bias=False)
+            self.proj = nn.Linear(c.d_model, sum(c.n_heads.values()) * c.d_head, bias=False)
         self.norms = nn.ModuleDict({f"{s}_norm": RMSNorm(c.d_head, c.norm_eps) if s in c.norm_streams else nn.Identity()
                                     for s in c.mix_streams})
 
-    def project(self, x):
-        """x_0 (B, T, C) -> the raw streams of x_0 W_anc."""
-        parts = self.proj(x).unflatten(-1, (-1, self.d_head)).split(list(self.n_heads.values()), dim=2)
-        return dict(zip(self.n_heads, parts))
-
-    def forward(self, streams):
+    def forward(self, source):
+        """source: x_0 (B, T, C), or the first layer's streams."""
+        streams = split_streams(self.proj(source), self.n_heads) if torch.is_tensor(source) else source
         return {s: self.norms[f"{s}_norm"](streams[s]) for s in self.n_heads}
 
 
@@ -181,28 +191,24 @@ class Mix(nn.Module):
     def __init__(self, c):
         super().__init__()
         self.mix_streams, self.d_head = c.mix_streams, c.d_head
-        heads = {s: c.n_head if s in "qg" else c.n_kv_head for s in c.mix_streams}
-        shape = dict(elementwise=lambda n: (n, c.d_head), headwise=lambda n: (n, 1), scalar=lambda n: (1, 1))[c.granularity]
-        self.lambda_anchor = nn.ParameterDict({s: torch.empty(shape(n)) for s, n in heads.items()})
-        self.lambda_self = nn.ParameterDict({s: torch.empty(shape(n)) for s, n in heads.items()})
-        if c.mixing == "dynamic":
-            self.gamma = Gamma(c.d_model, 2 * len(heads))
+        shapes = {s: dict(elementwise=(n, c.d_head), headwise=(n, 1), scalar=(1, 1)) for s, n in c.n_heads.items()}
+        self.lambda_anchor = nn.ParameterDict({s: torch.empty(shapes[s][c.granularity]) for s in shapes})
+        self.lambda_self = nn.ParameterDict({s: torch.empty(shapes[s][c.granularity]) for s in shapes})
+        self.gamma = Gamma(c.d_model, 2 * len(shapes)) if c.mixing == "dynamic" else None
 
-    def weight(self, s, linear):
-        """lambda_self * W (heads D, C): the matrix takes the lambda of stream s, being smaller than it: -1% of a step."""
-        if s not in self.mix_streams:
-            return linear.weight
-        return (self.lambda_self[s][..., None] * linear.weight.unflatten(0, (-1, self.d_head))).flatten(0, 1)
+    def own(self, s, weight):
+        """lambda_self * W of stream s (heads D, C): (lambda_self * W) x is lambda_self * (W x) with fewer bytes moved."""
+        return (self.lambda_self[s][..., None] * weight.unflatten(0, (-1, self.d_head))).flatten(0, 1)
 
     def forward(self, x, streams, anchors):
-        """x (B, T, C) is the layer's normalised input; streams, times lambda_self, and anchors are dicts of (B, T, heads, D)."""
-        scale = self.gamma(x)[..., None, None].unbind(2) if hasattr(self, "gamma") else ()   # 2S of (B, T, 1, 1)
+        """x (B, T, C): the layer's normalised input. streams {stream: (B, T, heads, D)}: lambda_self is in them."""
+        gamma = None if self.gamma is None else self.gamma(x)[..., None, None].unbind(2)    # 2 per stream, (B, T, 1, 1)
         mixed = dict(streams)
         for i, s in enumerate(self.mix_streams):                                    # a ParameterDict would sort them
-            own, a = streams[s], self.lambda_anchor[s]
-            if scale:
-                own, a = scale[2 * i + 1] * own, scale[2 * i] * a
-            mixed[s] = torch.addcmul(own, a, anchors[s]).type_as(streams[s])
+            a, own = self.lambda_anchor[s].type_as(x), streams[s]
+            if gamma is not None:
+                a, own = gamma[2 * i] * a, gamma[2 * i + 1] * own
+            mixed[s] = a * anchors[s] + own
         return mixed
 
 
@@ -218,20 +224,25 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
         n_gate = {"none": 0, "elementwise": c.n_head * c.d_head, "headwise": c.n_head}[c.gate]
         self.gate = nn.Linear(c.d_model, n_gate, bias=False) if n_gate else None
-        if layer > 0 or c.anchor == "external":
-            self.mix = Mix(c)
+        self.mix = Mix(c) if layer > 0 or c.anchor == "external" else None
+
+    def project(self, x):
+        """[Q K V G] = x W in one product: {stream: (B, T, H or K, D)}, those that mix times lambda_self."""
+        weights = {s: w.weight for s, w in zip("qkvg", (self.wq, self.wk, self.wv, self.gate)) if w is not None}
+        for s in self.mix.mix_streams if self.mix is not None else "":
+            weights[s] = self.mix.own(s, weights[s])
+        y = F.linear(x, torch.cat(list(weights.values())))
+        return split_streams(y, {s: len(w) // self.d_head for s, w in weights.items()})
 
     def forward(self, x, rope, cache=None, anchors=None):
         B, T, _ = x.shape
-        linears = {"q": self.wq, "k": self.wk, "v": self.wv} | ({} if self.gate is None else {"g": self.gate})
-        weights = {s: self.mix.weight(s, w) if hasattr(self, "mix") else w.weight for s, w in linears.items()}
-        streams = {s: F.linear(x, w).view(B, T, -1, self.d_head) for s, w in weights.items()}    # (B, T, H or K, D)
-        mixed = self.mix(x, streams, anchors) if hasattr(self, "mix") else streams
+        streams = self.project(x)
+        mixed = streams if self.mix is None else self.mix(x, streams, anchors)
         q, k = apply_rope(self.q_norm(mixed["q"]), *rope), apply_rope(self.k_norm(mixed["k"]), *rope)
         y = attend(q, k, mixed["v"], self.layer, cache)                             # (B, T, H, D)
         if self.gate is not None:
             y = y * mixed["g"].sigmoid()
-        return self.wo(y.reshape(B, T, -1)), streams                                # (B, T, C); layer 1: as they are
+        return self.wo(y.reshape(B, T, -1)), streams                                # (B, T, C), the streams
 
 
 class MLP(nn.Module):
@@ -291,7 +302,8 @@ class Model(nn.Module):
                 p.fill_(1.0)
             elif module in ("wo", "w_down", "head") and self.config.zero_init:
                 p.zero_()
-            elif module in ("embed", "wq", "wk", "wv", "wo", "gate", "proj", "mix_in", "w_gate", "w_up", "w_down", "head"):
+            elif module in ("embed", "proj", "mix_in", "wq", "wk", "wv", "wo", "gate", "w_gate", "w_up", "w_down",
+                            "head"):
                 nn.init.trunc_normal_(p, std=0.02, a=-0.06, b=0.06)
             else:
                 raise ValueError(f"init_weights does not know {name}")
@@ -306,7 +318,7 @@ class Model(nn.Module):
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
-        anchors = self.anchor(self.anchor.project(x)) if self.config.anchor == "external" else None
+        anchors = self.anchor(x) if self.config.anchor == "external" else None
         for i, block in enumerate(self.blocks):
             x, streams = block(x, rope, cache, anchors)
             if i == 0 and anchors is None:
@@ -358,6 +370,18 @@ class Model(nn.Module):
             else:
                 out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
         return out
+
+
+def costs(c, T):
+    """(extra parameters, extra forward FLOPs per token, numbers read per token) against gpt.py; T: the context."""
+    width, n_streams = sum(c.n_heads.values()) * c.d_head, len(c.n_heads)
+    lambdas = 2 * {"elementwise": width, "headwise": width // c.d_head, "scalar": n_streams}[c.granularity]
+    proj = c.d_model * width if c.anchor == "external" else 0
+    gamma = 16 * c.d_model + 16 * 2 * n_streams if c.mixing == "dynamic" else 0     # its two matrices
+    bias = 2 * n_streams if c.mixing == "dynamic" else 0
+    n = c.n_layer - (c.anchor == "first_layer")                                     # layers that mix
+    params = proj + len(c.norm_streams) * c.d_head + n * (lambdas + gamma + bias)
+    return params, 2 * proj + n * (3 * width + 2 * gamma), n * width
 
 
 @torch.no_grad()

@@ -1,23 +1,26 @@
 """ResFormer: later layers also read the first layer's values.   arXiv:2410.17897
 
 The value projection of layer n >= 2 is mixed with that of layer 1, so that early token information stays in reach:
-    v_n  <-  lambda1_n * v_1 + lambda2_n * v_n,       v_1 = wv(norm(x)) of the first layer (`v_first` below), not detached
+    v_n  <-  lambda1_n * v_1 + lambda2_n * v_n,     v_1 = wv(norm(x)) of the first layer (`v_first` below), not detached
 Queries, keys and the first layer stay as they are. `value_mix` is one of
     identity    lambda1 = lambda2 = 0.5
     constant    lambda1 = 2, lambda2 = 1
     learnable   two learned scalars per layer, both 0.5 at the start
     plus        lambda1_n = scale * softmax(l)_n over the reading layers, with scale, l and lambda2 learned
                 (Learnable ResFormer Plus, the paper's best)
-`last_k` restricts the reading to the last k layers. With gate="elementwise" this is ExoFormer's "naive combination".
-Costs 2 (L-1) + 1 parameters (plus) or 2 (L-1) (learnable), and keeping v_1 (B, T, K, D) alive.
+`last_k` restricts the reading to the last k layers. With value_mix="learnable" it is ExoFormer's ResFormer row, with
+gate="elementwise" too its "naive combination" (arXiv:2601.08131).
+Costs per reading layer 2 parameters (learnable and plus), 3 K D FLOPs per token and K D numbers read per token; plus
+has one more parameter in all.
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.forward, Block.forward, Model.__init__, Model.init_weights,
     Model.forward
 Equal to gpt.py when: lambda1 = 0, lambda2 = 1.
-Paper and code: the SATFormer repository takes the softmax over all L-1 later layers, even when only k read, and starts
-    `scale` at L; here both go by the number of reading layers, so that lambda1 starts at 1. l starts at zero and lambda2
-    at 0.5, as in that code. Its QK norm has eps 1e-5. SATFormer's paper (section 2) holds lambda2 constant across layers;
-    here, as in its code, every layer has its own. ExoFormer's ResFormer row is value_mix=learnable.
+Paper and code:
+  - SATFormer's code (github.com/SkyeGunasekaran/SATFormer) takes the softmax over all L-1 later layers, even when only
+    k read, and starts `scale` at L. Here both go by the number of reading layers, so that lambda1 starts at 1.
+  - l starts at zero and lambda2 at 0.5, as in that code.
+  - SATFormer's paper (arXiv:2605.03953, section 2) holds lambda2 constant. Here, as in its code, lambda2 is learned.
 """
 import math
 from dataclasses import dataclass
@@ -149,11 +152,11 @@ class Attention(nn.Module):
         B, T, _ = x.shape
         q = self.wq(x).view(B, T, self.n_head, self.d_head)                         # (B, T, H, D)
         k = self.wk(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
-        wv = self.wv.weight if mix is None else mix[1] * self.wv.weight             # lambda2 goes with the smaller matrix
-        v = F.linear(x, wv).view(B, T, self.n_kv_head, self.d_head)                 # (B, T, K, D)
+        v = self.wv(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
         v_first = v if v_first is None else v_first
         if mix is not None:
-            v = v + (mix[0] * v_first).type_as(v)                                   # lambda1 v_1 + lambda2 v_n
+            lambda1, lambda2 = mix
+            v = lambda1 * v_first + lambda2 * v
         q, k = apply_rope(self.q_norm(q), *rope), apply_rope(self.k_norm(k), *rope)
         y = attend(q, k, v, self.layer, cache)                                      # (B, T, H, D)
         if self.gate is not None:
@@ -307,6 +310,12 @@ class Model(nn.Module):
             else:
                 out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
         return out
+
+
+def costs(c, T):
+    """(extra parameters, extra forward FLOPs per token, numbers read per token) against gpt.py; T: the context."""
+    n, width = c.last_k, c.n_kv_head * c.d_head
+    return {"learnable": 2 * n, "plus": 2 * n + 1}.get(c.value_mix, 0), n * 3 * width, n * width
 
 
 @torch.no_grad()

@@ -1,19 +1,18 @@
 """SATFormer: each token and head decides how much of the first layer's values to read.   arXiv:2605.03953
 
-Like a value residual, later layers add the first layer's values to their own, but through a gate that is computed from
+As in ResFormer, later layers add the first layer's values to their own. Here a gate weighs them. It is computed from
 the layer's input, per token and per key/value head, so that access to early representations is selective:
     alpha_n = act( norm(x) W_alpha ),    v_n  <-  v_n + alpha_n * v_1          (`value_gate`, `v_first` below)
 alpha_n (B, T, K) has one number per KV head; v_1 is the raw value projection of the first layer, not detached.
-`value_act` is act: relu (the paper's choice), sigmoid, tanh, identity, softmax (K softmax over heads) or softmax_sigmoid
+`value_act` is act: relu (the paper's choice), sigmoid, tanh, identity, softmax (K softmax over heads), softmax_sigmoid
 (K softmax over heads * sigmoid). `last_k` restricts the reading to the last k layers.
-Costs d_model * n_kv_head parameters per reading layer.
+Costs C K parameters, 2 C K + 2 K D FLOPs per token and K D numbers read per token, for each reading layer.
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.__init__, Attention.forward, Block.forward,
     Model.init_weights, Model.forward
 Equal to gpt.py when: W_alpha = 0 and act is relu, tanh or identity. (Do not train relu from there: its gradient is 0.)
-Paper and code: the paper initialises W_alpha Kaiming-uniform, its code N(0, 0.02) like every other matrix; here as the
-    code. Its QK norm has eps 1e-5, all its other norms 1e-6; here all have norm_eps. The paper decays all parameters;
-    here, as for every model, only the matrices of the blocks.
+Paper and code:
+  - W_alpha starts Kaiming-uniform in the paper (appendix B.1). Here, as in the code, it is like every other matrix.
 """
 import math
 from dataclasses import dataclass
@@ -139,7 +138,7 @@ class ValueGate(nn.Linear):
     def forward(self, x):
         z = super().forward(x)
         if self.act.startswith("softmax"):
-            alpha = z.size(-1) * z.softmax(-1)                  # sums to K
+            alpha = (z.size(-1) * z.softmax(-1)).type_as(z)     # sums to K
             return alpha if self.act == "softmax" else alpha * z.sigmoid()
         return z if self.act == "identity" else getattr(torch, self.act)(z)
 
@@ -156,17 +155,24 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
         n_gate = {"none": 0, "elementwise": c.n_head * c.d_head, "headwise": c.n_head}[c.gate]
         self.gate = nn.Linear(c.d_model, n_gate, bias=False) if n_gate else None
-        if layer >= c.n_layer - c.last_k:
-            self.value_gate = ValueGate(c.d_model, c.n_kv_head, c.value_act)
+        reads = layer >= c.n_layer - c.last_k
+        self.value_gate = ValueGate(c.d_model, c.n_kv_head, c.value_act) if reads else None
+
+    def queries_and_keys(self, x):
+        """wq(x) (B, T, H, D) and wk(x) (B, T, K, D) in one product, which moves fewer bytes.
+
+        Four gradients of x would be one more than the compiler fuses with the norm's: it would store their sum in fp32.
+        """
+        qk = F.linear(x, torch.cat((self.wq.weight, self.wk.weight))).unflatten(-1, (-1, self.d_head))
+        return qk.split((self.n_head, self.n_kv_head), dim=2)
 
     def forward(self, x, rope, cache=None, v_first=None):
         B, T, _ = x.shape
-        q = self.wq(x).view(B, T, self.n_head, self.d_head)                         # (B, T, H, D)
-        k = self.wk(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
+        q, k = self.queries_and_keys(x)                                             # (B, T, H, D), (B, T, K, D)
         v = self.wv(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
         v_first = v if v_first is None else v_first
-        if hasattr(self, "value_gate"):
-            v = torch.addcmul(v, self.value_gate(x)[..., None].type_as(v), v_first)  # + alpha (B, T, K, 1) times v_1
+        if self.value_gate is not None:
+            v = v + self.value_gate(x)[..., None] * v_first                         # alpha (B, T, K, 1)
         q, k = apply_rope(self.q_norm(q), *rope), apply_rope(self.k_norm(k), *rope)
         y = attend(q, k, v, self.layer, cache)                                      # (B, T, H, D)
         if self.gate is not None:
@@ -289,6 +295,12 @@ class Model(nn.Module):
             else:
                 out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
         return out
+
+
+def costs(c, T):
+    """(extra parameters, extra forward FLOPs per token, numbers read per token) against gpt.py; T: the context."""
+    n, matrix, width = c.last_k, c.d_model * c.n_kv_head, c.n_kv_head * c.d_head
+    return n * matrix, n * (2 * matrix + 2 * width), n * width
 
 
 @torch.no_grad()

@@ -1,0 +1,12 @@
+"""What the generic tests run of satformer.py beside its defaults."""
+CASES = [
+    dict(value_act="softmax_sigmoid", last_k=1), dict(value_act="tanh"), dict(value_act="sigmoid"),
+    dict(value_act="softmax"), dict(value_act="identity"),
+]
+NEUTRAL = [
+    dict(value_act="relu"), dict(value_act="tanh"), dict(value_act="identity"),
+]
+BAD = [
+    dict(value_act="x"), dict(last_k=0),
+]
+CHANGED = ("getattr(torch, self.act)(z)", "2 * getattr(torch, self.act)(z)")
