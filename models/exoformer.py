@@ -377,8 +377,7 @@ def costs(c, T):
     width, n_streams = sum(c.n_heads.values()) * c.d_head, len(c.n_heads)
     lambdas = 2 * {"elementwise": width, "headwise": width // c.d_head, "scalar": n_streams}[c.granularity]
     proj = c.d_model * width if c.anchor == "external" else 0
-    gamma = 16 * c.d_model + 16 * 2 * n_streams if c.mixing == "dynamic" else 0     # its two matrices
-    bias = 2 * n_streams if c.mixing == "dynamic" else 0
+    gamma, bias = (16 * (c.d_model + 2 * n_streams), 2 * n_streams) if c.mixing == "dynamic" else (0, 0)
     n = c.n_layer - (c.anchor == "first_layer")                                     # layers that mix
     params = proj + len(c.norm_streams) * c.d_head + n * (lambdas + gamma + bias)
     return params, 2 * proj + n * (3 * width + 2 * gamma), n * width
