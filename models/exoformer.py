@@ -228,8 +228,7 @@ class Attention(nn.Module):
 
     def project(self, x):
         """[Q K V G] = x W in one product: {stream: (B, T, H or K, D)}, those that mix times lambda_self."""
-        linears = {"q": self.wq, "k": self.wk, "v": self.wv} | ({} if self.gate is None else {"g": self.gate})
-        weights = {s: linear.weight for s, linear in linears.items()}
+        weights = {s: w.weight for s, w in zip("qkvg", (self.wq, self.wk, self.wv, self.gate)) if w is not None}
         for s in self.mix.mix_streams if self.mix is not None else "":
             weights[s] = self.mix.own(s, weights[s])
         y = F.linear(x, torch.cat(list(weights.values())))
@@ -378,8 +377,7 @@ def costs(c, T):
     width, n_streams = sum(c.n_heads.values()) * c.d_head, len(c.n_heads)
     lambdas = 2 * {"elementwise": width, "headwise": width // c.d_head, "scalar": n_streams}[c.granularity]
     proj = c.d_model * width if c.anchor == "external" else 0
-    gamma = 16 * c.d_model + 16 * 2 * n_streams if c.mixing == "dynamic" else 0     # its two matrices
-    bias = 2 * n_streams if c.mixing == "dynamic" else 0
+    gamma, bias = (16 * (c.d_model + 2 * n_streams), 2 * n_streams) if c.mixing == "dynamic" else (0, 0)
     n = c.n_layer - (c.anchor == "first_layer")                                     # layers that mix
     params = proj + len(c.norm_streams) * c.d_head + n * (lambdas + gamma + bias)
     return params, 2 * proj + n * (3 * width + 2 * gamma), n * width
