@@ -1,27 +1,33 @@
 """GeoNorm: every residual update is a step along a great circle, at constant norm.   arXiv:2601.22095
 
-Pre-norm adds a sublayer's output g to the state; post-norm also projects the sum back to a sphere. GeoNorm takes g as the
-direction of an optimizer's step on that sphere: its tangential part v turns the state x along the geodesic, by an angle
-with a learned scale (one per sublayer) that decays over the layers l = 0 .. L-1. RN is RMSNorm without gain:
-    x_0 = RN(embed[idx]),                                       so that |x| = sqrt(d_model) everywhere, up to norm_eps
+Pre-norm adds a sublayer's output g to the state; post-norm also projects the sum back to a sphere. GeoNorm takes g as
+the direction of an optimizer's step on that sphere: its tangential part v turns the state x along the geodesic, by an
+angle with a learned scale (one per sublayer) that decays over the layers l = 0 .. L-1. RN is RMSNorm without gain:
+    x_0 = RN(embed[idx]),                                       so that |x| = sqrt(C) everywhere, up to norm_eps
     g = f(norm(x)),     v = g - (<x, g> / <x, x>) x             f: attention or MLP
     theta = scale decay(l) min(|v| / |x|, pi/4), between -pi/4 and pi/4
     x <- cos(theta) x + sin(theta) |x| v / |v|
-    decay(l) = 1 (none) | 1 / (l + 1) (harmonic) | 1 / sqrt(l + 1) (sqrt) | (L - l) / L (linear) | decay_rate^l (geometric)
-update="unprojected" is the form of the authors' blog: v = g, no bounds on theta; decay="geometric" belongs to it. Its
-alpha_l, for the unit sphere, is scale decay(l) / sqrt(d_model) here. "pre_norm" is gpt.py; "post_norm" is
-x <- norm(x + f(x)), where the norm of each sum stands before its next reader and the first one takes the embedding.
-Costs 2 L parameters and, per sublayer and token, about 10 d_model FLOPs; no matrix products.
+    decay(l) = 1 (none) | 1/(l + 1) (harmonic) | 1/sqrt(l + 1) (sqrt) | (L - l)/L (linear) | decay_rate^l (geometric)
+`update` has three other forms. unprojected: v = g, and no bounds on theta; decay=geometric belongs to it. pre_norm:
+gpt.py. post_norm: x <- norm(x + f(x)), where the norm of each sum stands before its next reader and the first takes the
+embedding.
+Costs 1 parameter and, per token, 10 C FLOPs per sublayer (unprojected 11 C), for three inner products and two sums of
+scaled vectors. pre_norm and post_norm cost nothing. No earlier state is read.
 
 Changed from gpt.py: Config, Config.__post_init__, Block.__init__, Block.forward, Model.init_weights, Model.forward
-Equal to gpt.py when: update="pre_norm". With zero_init a geodesic step is the identity at the start, and its derivative
+Equal to gpt.py when: update=pre_norm. With zero_init a geodesic step is the identity at the start, and its derivative
     with respect to g is scale decay(l) (I - x x^T / |x|^2): nothing is divided by |v| = 0.
-Paper and code: no code of the authors was found; bounds and decays follow a public reimplementation of the paper's Eq. 3-5
-    and appendix. It decays harmonically, adds a learned bias to the angle, and bounds theta from above only. Here sqrt, which
-    leaves the late layers a larger step; no bias, which would turn x where v = 0 has no direction; and both bounds. What f
-    reads is not stated there: here norm(x), at constant |x| a gain. The blog says that its form keeps the norm, which is so
-    only if <x, g> = 0: here the norm is restored after each step. Nor are pre- and post-norm settings of the geodesic:
-    pre-norm is its first order in theta without the projection, post-norm turns x to the direction of x + g.
+Paper and code: no code of the authors was found. Bounds and decays follow a public reimplementation of the paper's Eq.
+3-5 and appendix.
+    - It decays harmonically. Here sqrt, which leaves the late layers a larger step.
+    - It adds a learned bias to the angle. Here none: it would turn x where v = 0 has no direction.
+    - It bounds theta from above only. Here also from below.
+    - What f reads is not stated. Here norm(x), at constant |x| a gain.
+    - unprojected is the form of a post on this and four other papers by Chuanyang Zheng and others, "The Architecture
+      Stack"; its address is not known. Its alpha_l, for the unit sphere, is scale decay(l) / sqrt(C) here. It says that
+      the norm is kept, which is so only if <x, g> = 0. Here the norm is restored after each step.
+    - It also calls pre-norm and post-norm limits of the geodesic. They are not settings of it: pre-norm is its first
+      order in theta without the projection, post-norm turns x to the direction of x + g.
 """
 import math
 from dataclasses import dataclass
@@ -47,9 +53,9 @@ class Config:
     qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
     gate: str = "none"              # gated attention: none | elementwise | headwise
     zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
-    update: str = "geodesic"        # of the state: geodesic | unprojected (the blog's form) | pre_norm (gpt.py) | post_norm
+    update: str = "geodesic"        # of the state: geodesic | unprojected | pre_norm (gpt.py) | post_norm
     decay: str = "sqrt"             # of the steps over the layers: none | harmonic | sqrt | linear | geometric
-    decay_rate: float = 0.9         # base of the geometric decay; the blog's gamma, for which it gives no value
+    decay_rate: float = 0.9         # base of the geometric decay; no source gives a value
 
     def __post_init__(self):
         if self.n_kv_head is None:
@@ -189,8 +195,8 @@ class Geodesic(nn.Module):
     def __init__(self, c, layer):
         super().__init__()
         self.scale = nn.Parameter(torch.empty(()))
-        self.decay = {"none": 1.0, "harmonic": 1 / (layer + 1), "sqrt": (layer + 1) ** -0.5, "linear": 1 - layer / c.n_layer,
-                      "geometric": c.decay_rate ** layer}[c.decay]
+        self.decay = {"none": 1.0, "harmonic": 1 / (layer + 1), "sqrt": (layer + 1) ** -0.5,
+                      "linear": 1 - layer / c.n_layer, "geometric": c.decay_rate ** layer}[c.decay]
         self.project = c.update == "geodesic"
 
     def weights(self, x, g):
@@ -329,6 +335,12 @@ class Model(nn.Module):
             else:
                 out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
         return out
+
+
+def costs(c, T):
+    """(extra parameters, extra forward FLOPs per token, numbers read per token) against gpt.py; T: the context."""
+    flops = {"geodesic": 10, "unprojected": 11}.get(c.update, 0) * c.d_model        # of a sublayer
+    return 2 * c.n_layer * (flops > 0), 2 * c.n_layer * flops, 0
 
 
 def neutral(model):

@@ -1,30 +1,35 @@
 """Hyper-Connections: n residual streams, and learned maps of what a sublayer reads and writes.   arXiv:2409.19606
 
 The residual stream becomes n streams X_s (B, T, C), all equal to the embedding at first. Sublayer f (attention or MLP,
-with its norm) reads one mixture of them, its output is added to n other mixtures, and the head reads their sum:
+with its norm) reads one mixture of them. Its output is added to n other mixtures. The head reads the sum of the
+streams:
     X_i  <-  sum_s H_res[i, s] X_s  +  H_post[i] f( sum_s H_pre[s] X_s )
 `connection` says what the maps H of sublayer k = 0 .. 2L-1 are:
     static     learned numbers, the paper's A_m, B and A_r^T; at the start one-hot at k mod n, ones, identity
-    dynamic    static + scale * tanh( LN(X_s) W ) per token: W (C, 2 + n) gives row s of A_m, B and A_r; A_m and A_r share
-               one scale, B has the other; W = 0 at the start. map_norm=rms has RN for LN
+    dynamic    static + scale * tanh( LN(X_s) W ) per token. W (C, 2 + n) gives H_pre[s], H_post[s] and H_res[:, s]; it
+               is zero at the start. H_pre and H_res share one scale, H_post has the other. map_norm=rms has RN for LN
     manifold   mHC, arXiv:2512.24880: z = alpha * ( RN(X_1 .. X_n) phi ) + bias, one RN over all n C numbers of a token;
-               H_pre = sigmoid(z_pre), H_post = 2 sigmoid(z_post), H_res = sinkhorn(z_res), which is doubly stochastic,
-               so that its products over depth cannot grow
-    identity   manifold with H_res = I, from the blog "Your DeepSeek mHC might not need the m"
-Costs per sublayer n (n + 2) parameters if static, (C + n) (n + 2) + 2 if dynamic, (n C + 1) (n^2 + 2 n) + 3 if manifold,
-of which H_res takes (n C + 1) n^2 + 1; and every sublayer moves n streams where gpt.py moves one. The steps of sinkhorn
-are many small kernels.
+               H_pre = sigmoid(z_pre), H_post = 2 sigmoid(z_post), H_res = sinkhorn(z_res). H_res is doubly stochastic,
+               so that products of it over depth cannot grow
+    identity   manifold with H_res = I, from "Your DeepSeek mHC might not need the m", 2026-02-27, translated at
+               https://www.tylerromero.com/translations/zhihu/your-deepseek-mhc-might-not-need-the-m
+A sublayer costs 2 n entries of maps, and n^2 more if it has an H_res. An entry has one parameter and takes 2 C FLOPs
+per token for mixing. For an entry manifold has n C more parameters and 2 n C more FLOPs, dynamic 2 C more FLOPs. A
+sublayer has C (n + 2) + 2 more parameters if dynamic, and one more per kind of map if manifold. It reads and writes n -
+1 more streams.
 
 Changed from gpt.py: Config, Config.__post_init__, Block.__init__, Block.forward, Model.init_weights, Model.forward
 Equal to gpt.py when: the maps are those of the start, in every setting, up to norm_eps: the streams are equal, and all
     readers normalise. H_pre prefers another stream in each sublayer, else the streams would stay equal for ever.
-Paper and code: the paper's LayerNorm has gain and bias in its code and none in its parameter counts; here none. It scales
-    the initial std of wo and w_down by sqrt(n), up or down is not clear, and decays W; here neither, so that all models
-    start and train alike. For mHC it gives alpha = 0.01 and 20 steps, but neither phi nor bias; here phi = 0 and, as in
-    mHC-lite's code, the bias is 1 or -1 for H_pre and 0 or -8 for H_res, but 0 for H_post, where that has 1 or -1 and
-    does not start as gpt.py. H_res of the first and last sublayer is I here, as equal streams, and the sum of streams,
-    are the same under any doubly stochastic map. DeepSeek-V4's code adds an eps to sigmoids and sums, and its head learns
-    its mixture; here neither. The Attention Residuals blog has sigmoids in all maps of mHC; the paper has exp in H_res.
+Paper and code:
+    - The paper's LayerNorm has gain and bias in its code and none in its parameter counts. Here it has none.
+    - The paper scales the initial std of wo and w_down by sqrt(n) (up or down is not clear) and decays W. Here neither,
+      so that all models start and train alike.
+    - mHC gives alpha = 0.01 and 20 steps, but neither phi nor bias. Here phi = 0. The bias is 1 or -1 for H_pre and 0
+      or -8 for H_res as in mHC-lite's code, but 0 for H_post; with its 1 or -1 the model would not start as gpt.py.
+    - H_res of the first and last sublayer is I here: equal streams, and the sum of the streams, are the same under any
+      doubly stochastic map.
+    - DeepSeek-V4's code adds an eps to sigmoids and sums, and its head learns its mixture. Here neither.
 """
 import math
 from dataclasses import dataclass
@@ -189,10 +194,10 @@ class HyperConnection(nn.Module):
 
     def __init__(self, c, k):
         super().__init__()
-        n, self.favourite = c.n_streams, k % c.n_streams                            # the stream it reads at the start
+        n, dynamic = c.n_streams, c.connection == "dynamic"
+        self.favourite = k % n                                                      # the stream it reads at the start
         self.tanh, self.center, self.eps = c.tanh, c.map_norm == "layer", c.norm_eps
-        dynamic = c.connection == "dynamic"
-        self.static = nn.Parameter(torch.empty(n, 2 + n))                           # row s: H_pre[s], H_post[s], H_res[:, s]
+        self.static = nn.Parameter(torch.empty(n, 2 + n))               # row s: H_pre[s], H_post[s], H_res[:, s]
         self.dynamic = nn.Parameter(torch.empty(c.d_model, 2 + n)) if dynamic else None     # W
         self.scale = nn.Parameter(torch.empty(2)) if dynamic else None              # of H_pre and H_res, of H_post
 
@@ -205,7 +210,7 @@ class HyperConnection(nn.Module):
         return maps[..., 0], maps[..., 1], maps[..., 2:].mT
 
     def project(self, x):
-        """LN(x) W or RN(x) W, (B, T, 2 + n) of x (B, T, C); the product comes first, as it is of six numbers, not of C."""
+        """LN(x) W or RN(x) W of x (B, T, C) -> (B, T, 2 + n). The product is first: no normalised stream is stored."""
         W = self.dynamic - self.dynamic.mean(0) if self.center else self.dynamic
         y = x.to(torch.promote_types(x.dtype, torch.float32))
         square = y.var(-1, keepdim=True, correction=0) if self.center else y.square().mean(-1, keepdim=True)
@@ -213,25 +218,24 @@ class HyperConnection(nn.Module):
 
 
 def sinkhorn(z, steps):
-    """exp(z), z (..., n, n), scaled to a doubly stochastic matrix a[i] exp(z)[i][s] b[s]: `steps` times b makes the sums of
-    the columns one, then a those of the rows. n^2 numbers instead of a matrix, which the compiler keeps in registers."""
-    n = z.size(-1)
-    K = [row.unbind(-1) for row in (z - z.amax((-2, -1), keepdim=True)).exp().unbind(-2)]
-    a = [1.0] * n
+    """K = exp(z), z (..., n, n), scaled to the doubly stochastic a[i] K[i, s] b[s]: `steps` times b makes the sums of
+    all columns one, then a those of all rows."""
+    K, a = z.softmax(-2), torch.ones_like(z[..., 0])                                # softmax: b is at first one
     for _ in range(steps):
-        b = [1 / sum(K[i][s] * a[i] for i in range(n)) for s in range(n)]
-        a = [1 / sum(K[i][s] * b[s] for s in range(n)) for i in range(n)]
-    return torch.stack([torch.stack([a[i] * K[i][s] * b[s] for s in range(n)], dim=-1) for i in range(n)], dim=-2)
+        b = 1 / (a[..., :, None] * K).sum(-2)
+        a = 1 / (K * b[..., None, :]).sum(-1)
+    return a[..., :, None] * K * b[..., None, :]
 
 
 class ManifoldConnection(nn.Module):
-    """The same maps per token; H_res None where it is the identity."""
+    """H_pre (B, T, n), H_post (B, T, n), and H_res (B, T, n, n) or None where it is the identity, of sublayer k."""
 
     def __init__(self, c, k):
         super().__init__()
-        n, self.favourite, self.eps, self.steps = c.n_streams, k % c.n_streams, c.norm_eps, c.sinkhorn_steps
+        n, self.favourite = c.n_streams, k % c.n_streams
+        self.eps, self.steps = c.norm_eps, c.sinkhorn_steps
         mixes = c.connection == "manifold" and n > 1 and 0 < k < 2 * c.n_layer - 1
-        width = 2 + n if mixes else 2                                               # row s: H_pre[s], H_post[s], H_res[:, s]
+        width = 2 + n if mixes else 2                                   # row s: H_pre[s], H_post[s], H_res[:, s]
         self.bias = nn.Parameter(torch.empty(n, width))
         self.phi = nn.Parameter(torch.empty(n, c.d_model, n * width))
         self.alpha = nn.Parameter(torch.empty(3 if mixes else 2))                   # of H_pre, H_post, H_res
@@ -243,7 +247,8 @@ class ManifoldConnection(nn.Module):
         z = sum(x @ phi for x, phi in zip(streams, self.phi)) * torch.rsqrt(square + self.eps)  # RN after the product
         alpha = torch.cat((self.alpha[:2], self.alpha[2:].expand(width - 2)))
         z = alpha * z.unflatten(-1, (n, width)) + self.bias                         # (B, T, n, width)
-        return z[..., 0].sigmoid(), 2 * z[..., 1].sigmoid(), sinkhorn(z[..., 2:].mT, self.steps) if width > 2 else None
+        H_res = sinkhorn(z[..., 2:].mT, self.steps) if width > 2 else None
+        return z[..., 0].sigmoid(), 2 * z[..., 1].sigmoid(), H_res
 
 
 def mix(weights, streams):
@@ -378,6 +383,16 @@ class Model(nn.Module):
             else:
                 out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
         return out
+
+
+def costs(c, T):
+    """(extra parameters, extra forward FLOPs per token, numbers read per token) against gpt.py; T: the context."""
+    n, C, K = c.n_streams, c.d_model, 2 * c.n_layer
+    with_res = {"static": K, "dynamic": K, "manifold": (K - 2) * (n > 1), "identity": 0}[c.connection]
+    entries = K * 2 * n + with_res * n * n
+    own, per_entry = {"static": (0, 0), "dynamic": (K * (C * (n + 2) + 2), 1)}.get(
+        c.connection, (entries * n * C + 2 * K + with_res, n))
+    return entries + own, 2 * C * entries * (1 + per_entry), 2 * K * (n - 1) * C
 
 
 def neutral(model):

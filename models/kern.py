@@ -1,32 +1,39 @@
 """KERN: the router of a mixture of experts as a normalised ReLU instead of a softmax.   arXiv:2509.25913
 
 In place of the MLP a block has E small ones, the experts, and a router that sends each token to k of them. Read as
-Nadaraya-Watson regression, the router is a kernel between token and expert, and softmax is only one choice; the paper takes
-what an MLP takes, ReLU and a norm, and gives up that the weights sum to one. For the normalised input x of a token:
-    r_m = relu( s / (|s|_2 + 1e-6) )_m,   s = W x                                            W (E, d_model), m = 1 .. E
+Nadaraya-Watson regression, the router is a kernel between token and expert, and softmax is only one choice; the paper
+takes what an MLP takes, ReLU and a norm, and gives up that the weights sum to one. For the normalised input x of a
+token:
+    r_m = relu( s / (|s|_2 + 1e-6) )_m,   s = W x                                            W (E, C), m = 1 .. E
     y   = gamma * sum_{m among the k largest r} r_m expert_m(x),    expert_m an MLP of width d_ff / k
-`router` takes the paper's baselines instead: r = softmax(s), sigmoid(s) or tanh(s), gamma = 1. kern_l1 is KERN as a post of
-an author's explains it, a different router: r = relu(W^ x), divided by its sum over all experts, the rows of W^ those of W at
-norm 1, gamma = 1. None divides by the sum over the k. Every token reaches its experts, however many others do (dropless).
+`router` has the paper's baselines: softmax, sigmoid or tanh of s for r, without gamma. It also has kern_l1, another
+reading of KERN: r = relu(W^ x), divided by its sum over all experts, the rows of W^ those of W at norm 1, without
+gamma. None divides by the sum over the k. Every token reaches its experts, however many others do (dropless).
 In training balance_loss times this is added, the mean over layers and sequences of
     E sum_m F_m P_m,    F_m: share of the sequence's (token, expert) pairs with r > 0,
                         P_m: mean over its tokens of p_m / sum(p), p = relu(r)
 with a gradient through P only: 1 at equal load, E if one expert takes all. gamma starts at 1.
-Costs 3 (E / k - 1) d_model d_ff + E d_model + 1 parameters per layer, and 2 E d_model FLOPs per token: as many parameters are
-active as gpt.py has in all, but for the router.
+Costs 3 (E - k) C d_ff / k parameters of idle experts, E C of the router and 1 of gamma per layer; 2 E C + 2 k C FLOPs
+per token and layer. As many parameters are active as gpt.py has, but for router and gamma. No earlier state is read.
 
 Changed from gpt.py: Config, Config.__post_init__, MLP.__init__, MLP.forward, Block.__init__, Block.forward,
     Model.init_weights, Model.forward
-Equal to gpt.py when: router = softmax and n_expert = top_k = 1. No setting of KERN is: without others an expert has r = 0 or 1.
+Equal to gpt.py when: router = softmax and n_expert = top_k = 1. No setting of KERN is: without others an expert has r =
+    0 or 1.
 Optimizer: Muon orthogonalises the experts one by one; W and gamma go to AdamW at mix_lr, without weight decay.
-Paper and code: no code of the authors is known. One equation of the paper has the norm after the ReLU, as kern_l1 has; here
-    it is before, as in the others and in its text. It leaves the balance loss open. Switch Transformer and OLMoE take F and
-    P over all tokens on a device; here over a sequence, so that the loss does not depend on micro-batches and ranks. OLMoE's
-    F sums to 1 in its training code, to k in transformers; here to 1. The paper has k = 8 of 64 experts; the default is
-    MUDDFormer's 2 of 16, which that paper trains with dropped tokens and after OLMoE, which drops none.
-Speed: bf16 and eager fp32 run torch's grouped matrix product (on a CPU a loop over the experts). The compiler knows it in
-    bf16 only; in fp32 it gets blocks with copies of the matrices, and the MLPs take two to three times as long. Muon's
-    step works on every expert, E / k times gpt.py's MLPs.
+Paper and code: no code of the authors is known.
+    - One equation of the paper has the norm after the ReLU, as kern_l1 has. Here it is before, as in the others and its
+      text.
+    - kern_l1 is the router of a post on this and four other papers by Chuanyang Zheng and others, "The Architecture
+      Stack"; its address is not known.
+    - The paper leaves the balance loss open. Switch Transformer and OLMoE take F and P over all tokens on a device.
+      Here over a sequence, so that the loss does not depend on micro-batches and ranks.
+    - OLMoE's F sums to 1 in its training code, to k in transformers. Here to 1.
+    - The paper has k = 8 of 64 experts. The default is MUDDFormer's 2 of 16, which that paper trains with dropped
+      tokens and after OLMoE, which drops none.
+Speed: bf16 and eager fp32 run torch's grouped matrix product (on a CPU a loop over the experts). The compiler knows it
+    in bf16 only; in fp32 it gets blocks with copies of the matrices, and the MLPs take two to three times as long.
+    Muon's step works on every expert, E / k times gpt.py's MLPs.
 """
 import math
 from dataclasses import dataclass
@@ -52,7 +59,7 @@ class Config:
     qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
     gate: str = "none"              # gated attention: none | elementwise | headwise
     zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
-    router: str = "kern"            # kern | kern_l1 (as a post explains it) | softmax | sigmoid | tanh
+    router: str = "kern"            # kern | kern_l1 | softmax | sigmoid | tanh
     n_expert: int = 16              # E: MLPs per layer
     top_k: int = 2                  # k: experts per token; each has width d_ff / k
     balance_loss: float = 0.01      # weight of the load-balancing loss, in training only
@@ -76,7 +83,7 @@ class Config:
         if not 1 <= self.top_k <= self.n_expert:
             raise ValueError(f"top_k must lie between 1 and n_expert {self.n_expert}, not {self.top_k}")
         if self.d_model % 8 or self.d_ff % (8 * self.top_k):        # rows of 16 bytes in bf16, for grouped_mm
-            raise ValueError(f"d_model {self.d_model} must be a multiple of 8, d_ff {self.d_ff} of 8 top_k = {8 * self.top_k}")
+            raise ValueError(f"d_model {self.d_model} must be a multiple of 8, d_ff {self.d_ff} of {8 * self.top_k}")
         if self.balance_loss < 0:
             raise ValueError(f"balance_loss must not be negative, not {self.balance_loss}")
 
@@ -171,7 +178,7 @@ class Attention(nn.Module):
 
 
 class Reorder(torch.autograd.Function):
-    """x[order] for a permutation `order` (N,) of the rows of x and its inverse: the gradient is gathered by the inverse, where
+    """x[order] for a permutation `order` (N,) of the rows of x. Its gradient is gathered by the inverse permutation;
     that of an index is a sum of atomic additions."""
 
     @staticmethod
@@ -184,15 +191,15 @@ class Reorder(torch.autograd.Function):
         return grad.index_select(0, *ctx.saved_tensors), None, None
 
 
-def grouped_product(x, weight, ends):
-    """x (N, in), weight (E, out, in) -> (N, out): each row times the transposed matrix of its expert. The rows are in the order
-    of their experts: those of expert e end before row ends[e]."""
+def grouped_product(x, weights, ends):
+    """x (N, in), weights (E, out, in) each -> (N, all outs): each row times its expert's matrices, side by side.
+    The rows are in the order of their experts: those of expert e end before row ends[e]."""
     if x.is_meta:                                       # counting FLOPs: each row costs the same, whoever its expert is
-        return F.linear(x, weight[0])
-    dtype, N, E = compute_dtype(weight), len(x), len(weight)
+        return torch.cat([F.linear(x, w[0]) for w in weights], dim=-1)
+    dtype, N, E = compute_dtype(weights[0]), len(x), len(weights[0])
     if N > E and (dtype == torch.bfloat16 or dtype == torch.float32 and not torch.compiler.is_compiling()):
-        return F.grouped_mm(x.to(dtype), weight.to(dtype).mT, offs=ends)
-    # Blocks of equally many rows of one expert, each with a copy of its matrix: shapes that do not depend on the routing.
+        return F.grouped_mm(x.to(dtype), torch.cat([w.to(dtype) for w in weights], dim=1).mT, offs=ends)
+    # Blocks of equally many rows of one expert, each with a copy of its matrix: no shape depends on the routing.
     # A few rows, as in decoding, are blocks of one row, and only their experts' matrices are read.
     size = max(1, N // (2 * E))
     n_block = (N + E * (size - 1)) // size                                      # enough, however the rows are spread
@@ -201,9 +208,10 @@ def grouped_product(x, weight, ends):
     last = blocks.cumsum(0)                                                     # (E,) where they end
     shift = (last - blocks) * size - (ends - n_rows)                            # (E,) from a row to its place in them
     place = rows + shift[torch.searchsorted(ends, rows, right=True)]            # (N,)
-    owner = torch.searchsorted(last, torch.arange(n_block, device=x.device), right=True).clamp(max=E - 1)      # (n_block,)
+    owner = torch.searchsorted(last, torch.arange(n_block, device=x.device), right=True).clamp(max=E - 1)   # (n_block,)
     x = x.new_zeros(n_block * size, x.size(1)).index_copy(0, place, x).view(n_block, size, -1)
-    return (x @ weight.index_select(0, owner).mT).flatten(0, 1).index_select(0, place)
+    y = torch.cat([x @ w.index_select(0, owner).mT for w in weights], dim=-1)
+    return y.flatten(0, 1).index_select(0, place)
 
 
 class ExpertLinear(nn.Linear):
@@ -214,7 +222,7 @@ class ExpertLinear(nn.Linear):
         self.weight = nn.Parameter(torch.empty(n_expert, d_out, d_in))
 
     def forward(self, x, ends):
-        return grouped_product(x, self.weight, ends)
+        return grouped_product(x, [self.weight], ends)
 
 
 class MLP(nn.Module):
@@ -225,7 +233,8 @@ class MLP(nn.Module):
         self.w_down = ExpertLinear(n_expert, d_ff, d_model)
 
     def forward(self, x, ends):
-        return self.w_down(F.silu(self.w_gate(x, ends)) * self.w_up(x, ends), ends)
+        gate, up = grouped_product(x, [self.w_gate.weight, self.w_up.weight], ends).chunk(2, dim=-1)
+        return self.w_down(F.silu(gate) * up, ends)
 
 
 class Router(nn.Module):
@@ -262,7 +271,7 @@ class MixtureOfExperts(nn.Module):
         r = self.router(x)                                                          # (B, T, E)
         g, chosen = r.topk(self.top_k)                                              # (B, T, k)
         imbalance = self.imbalance(r, g, chosen) if self.training else None
-        expert = chosen.flatten()                                                   # (N,), N = B T k pairs of token and expert
+        expert = chosen.flatten()                                                   # (N,), N = B T k pairs
         order = expert.argsort(stable=True)                                         # the pairs expert by expert
         inverse = order.argsort()
         ends = (expert[:, None] <= torch.arange(r.size(-1), device=x.device)).sum(0, dtype=torch.int32)     # (E,)
@@ -329,8 +338,8 @@ class Model(nn.Module):
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
         Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
-        z_loss * mean(logsumexp(logits)^2) and the load-balancing loss added. Without targets loss is None; with them the
-        logits carry no gradient. ValueError if T exceeds max_len.
+        z_loss * mean(logsumexp(logits)^2) and the load-balancing loss added. Without targets loss is None; with them
+        the logits carry no gradient. ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
@@ -388,6 +397,13 @@ class Model(nn.Module):
             else:
                 out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
         return out
+
+
+def costs(c, T):
+    """(extra parameters, extra forward FLOPs per token, numbers read per token) against gpt.py; T: the context."""
+    idle = 3 * (c.n_expert - c.top_k) * c.d_model * (c.d_ff // c.top_k)
+    router = c.n_expert * c.d_model
+    return c.n_layer * (idle + router + (c.router == "kern")), c.n_layer * (2 * router + 2 * c.top_k * c.d_model), 0
 
 
 if __name__ == "__main__":                      # its size, and one training step on random tokens

@@ -9,16 +9,9 @@ def connections(model):
     return [m for block in model.blocks for m in (block.attn_connection, block.mlp_connection)]
 
 
-def maps(output):
-    """H_pre, H_post (.., n) and H_res (.., n, n), or None where it is the identity, of what a connection gives."""
-    if torch.is_tensor(output):                                                     # columns of one tensor
-        return output[..., 0], output[..., 1], output[..., 2:].mT if output.size(-1) > 2 else None
-    return output
-
-
 def stats(model, idx):
     """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
-    pre, post, res = zip(*(maps(output) for output in watch(model, idx, connections(model))))
+    pre, post, res = zip(*watch(model, idx, connections(model)))  # H_res: None where it is the identity
     pre = [p.abs() for p in pre]
     return {"focus": [(p.amax(-1) / p.sum(-1)).mean().item() for p in pre],     # 1: reads one stream; 1/n: all alike
             "write": [p.mean().item() for p in post],                           # 1 at the start
@@ -34,7 +27,7 @@ def depth_matrix(model, record):
     n, like = len(record.reads), record.outputs[0]
     eye, A = torch.eye(n, dtype=like.dtype, device=like.device), like.new_zeros(*like.shape[:2], n, n)
     streams = eye[:1].expand(model.config.n_streams, n)                             # all are the embedding
-    for row, (pre, post, res) in enumerate(map(maps, record.outputs_of("maps"))):
+    for row, (pre, post, res) in enumerate(record.outputs_of("maps")):
         A[..., row, :] = (pre[..., None] * streams).sum(-2)
         carried = streams if res is None else res @ streams
         streams = carried + post[..., None] * eye[row + 1]

@@ -7,6 +7,7 @@ from reference import attend, add, compare, float64, mlp, norm, project, rms, se
 
 import models
 from nanodepth import record
+from nanodepth.devices import flops_per_token
 
 SPHERE = ("geodesic", "unprojected")
 
@@ -203,7 +204,7 @@ def test_small_steps_are_those_of_pre_norm_and_the_projected_sum_is_third_order_
     assert error[0] / error[1] == pytest.approx(4, rel=1e-2) and gap[0] / gap[1] == pytest.approx(8, rel=1e-2)
 
 
-def test_the_blogs_formula_leaves_the_sphere_without_its_projection():
+def test_the_unprojected_formula_leaves_the_sphere_without_its_projection():
     """Why the unprojected step restores the norm: on the unit sphere cos(theta) x + sin(theta) g / |g| has it only if <x, g> = 0."""
     x, g = state_and_output(0.5)
     u, alpha = x / x.norm(dim=-1, keepdim=True), 0.7 * 0.9 ** 2 / 48 ** 0.5         # scale decay(2) / sqrt(d_model)
@@ -247,3 +248,24 @@ def test_stats_angle():
     states = [model.embed(idx), *record.watch(model, idx, model.blocks)]
     wanted = [torch.cosine_similarity(a.double(), b.double(), -1).acos().mean().item() for a, b in zip(states, states[1:])]
     assert record.stats("geonorm", model, idx)["angle"] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_states_are_bf16_under_autocast():
+    for update in (*SPHERE, "pre_norm", "post_norm"):
+        model, _, _, idx, _ = setup("geonorm", **{**DEFAULT, "update": update})
+        seen = []
+        for block in model.float().blocks:
+            block.register_forward_hook(lambda m, inputs, output: seen.extend((inputs[0].dtype, output.dtype)))
+        with torch.autocast("cpu", torch.bfloat16):
+            model(idx)
+        assert set(seen) == {torch.bfloat16} and len(seen) == 2 * len(model.blocks)
+
+
+@pytest.mark.parametrize("update, per_sublayer", [("geodesic", 10), ("unprojected", 11), ("pre_norm", 0), ("post_norm", 0)])
+def test_costs(update, per_sublayer):
+    """Parameters are counted; FLOPs are of vectors, which no counter sees; nothing is read but the newest state."""
+    shape = dict(vocab_size=31, n_layer=4, n_head=2, d_model=16, max_len=8)
+    model, base = models.build("geonorm", update=update, **shape), models.build("gpt", **shape)
+    params, flops, read = models.module("geonorm").costs(model.config, 8)
+    assert params == sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in base.parameters())
+    assert flops == 8 * per_sublayer * 16 and flops_per_token(model, 8) == flops_per_token(base, 8) and read == 0

@@ -9,6 +9,7 @@ from reference import COMMON, compare, float64, own_groups, rms, setup, sigmoid,
 
 import models
 from nanodepth import record
+from nanodepth.devices import flops_per_token
 
 KINDS = ("static", "dynamic", "manifold", "identity")
 OWN = dict(connection="dynamic", n_streams=3, tanh=True, map_norm="layer", sinkhorn_steps=20)
@@ -145,6 +146,8 @@ def test_initial_values():
                 assert (m.phi == 0).all() and (m.alpha == 0.01).all()
             if kind == "dynamic":
                 assert (m.dynamic == 0).all() and (m.scale == 0.01).all()
+            elif kind == "static":
+                assert m.dynamic is None and m.scale is None
             else:
                 assert not hasattr(m, "dynamic")
 
@@ -181,10 +184,9 @@ def test_manifold_starts_as_gpt_with_any_doubly_stochastic_map_and_any_reading()
 def test_sinkhorn_is_doubly_stochastic():
     sinkhorn, draw = models.module("hyperconnections").sinkhorn, torch.Generator().manual_seed(0)
     z = torch.randn(500, 4, 4, generator=draw)
-    P = sinkhorn(z, 20)
-    H = P.mT                                                           # maps hold the transpose of H_res
+    H = sinkhorn(z, 20)
     rows, columns = (H.sum(-1) - 1).abs(), (H.sum(-2) - 1).abs()
-    assert (P > 0).all() and rows.max() < 1e-12 and columns.max() < 1e-4 and columns.median() < 1e-9
+    assert (H > 0).all() and rows.max() < 1e-12 and columns.max() < 1e-4 and columns.median() < 1e-9
     assert torch.linalg.matrix_norm(H, 2).max() < 1 + 1e-4             # it makes nothing longer
     product = torch.eye(4)
     for h in H:
@@ -202,7 +204,7 @@ def test_the_first_and_last_doubly_stochastic_map_would_change_nothing():
     before, every = model(tokens(2, 6))[0], connections(model)
     H = models.module("hyperconnections").sinkhorn(torch.randn(2, 6, 3, 3), 200)
     for m, changes in ((every[0], False), (every[-1], False), (every[3], True)):
-        hook = m.register_forward_hook(lambda m, inputs, maps: torch.cat((maps[..., :2], H), dim=-1))
+        hook = m.register_forward_hook(lambda m, inputs, maps: (*maps[:2], H))
         assert ((model(tokens(2, 6))[0] - before).abs().max() > 1e-3) == changes
         hook.remove()
 
@@ -241,15 +243,15 @@ def test_parameter_counts_of_the_papers():
 
 
 def test_maps_are_fp32_under_autocast():
-    """bf16 would round what tanh adds to the ones, a hundredth at most, to one of two values."""
+    """And the streams are bf16. bf16 maps would round what tanh adds to the ones, a hundredth at most, to one of two values."""
     for options in [dict(connection=kind) for kind in KINDS] + [dict(map_norm="rms")]:
         model = randomised(**options).float()
         seen = []
-        hooks = [m.register_forward_hook(lambda m, inputs, maps: seen.append({maps.dtype, *(x.dtype for x in inputs[0])}))
-                 for m in connections(model)]
+        hooks = [m.register_forward_hook(lambda m, inputs, maps: seen.append(
+            ({H.dtype for H in maps if H is not None}, {x.dtype for x in inputs[0]}))) for m in connections(model)]
         with torch.autocast("cpu", torch.bfloat16):
             model(tokens(2, 6))
-        assert len(seen) == len(hooks) and set.union(*seen) == {torch.float32}
+        assert seen == [({torch.float32}, {torch.bfloat16})] * len(hooks)
 
 
 def test_stats_at_the_start():
@@ -258,3 +260,26 @@ def test_stats_at_the_start():
         assert {len(x) for x in stats.values()} == {6}
         assert stats["focus"] == pytest.approx([focus] * 6, abs=1e-3)  # sigmoid(1) / (sigmoid(1) + 2 sigmoid(-1))
         assert stats["write"] == pytest.approx([1.0] * 6) and stats["keep"] == pytest.approx([1.0] * 6, abs=1e-3)
+
+
+def test_the_streams_are_bf16_under_autocast():
+    """Also what sublayers and head read; only the maps are not."""
+    for kind in KINDS:
+        model = randomised(connection=kind).float()
+        with torch.autocast("cpu", torch.bfloat16):
+            streams = model.blocks[0]([torch.randn(2, 6, 32, dtype=torch.bfloat16)] * 3, model.rope(6, None))
+        assert {x.dtype for x in streams} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("options", [dict(connection=kind, n_streams=n, n_layer=n_layer) for kind in KINDS for n, n_layer in (
+    (1, 3), (2, 1), (4, 3))] + [dict(map_norm="rms", tanh=False)], ids=str)
+def test_costs(options):
+    """Parameters and FLOPs of the maps are counted; the FLOPs of mixing, 2 C per entry of the maps, no counter sees."""
+    model = build(**options)
+    c = model.config
+    base = models.build("gpt", **{**COMMON, "n_layer": c.n_layer})
+    params, flops, read = models.module("hyperconnections").costs(c, 6)
+    assert params == sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in base.parameters())
+    entries = sum(p.numel() for key, p in model.named_parameters() if key.endswith(("static", "bias")))
+    assert flops_per_token(model, 6) - flops_per_token(base, 6) == flops - 2 * entries * c.d_model
+    assert read == 4 * c.n_layer * (c.n_streams - 1) * c.d_model

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from reference import add, attend, float64, norm, project, reference_logits, reference_loss, setup, sigmoid, softmax  # noqa: F401  (float64: autouse)
 
-import bench
 import models
 from nanodepth.devices import flops_per_token
 from nanodepth import record
@@ -74,7 +73,7 @@ CASES = [dict(), dict(router="kern_l1"), dict(router="softmax"), dict(router="si
 
 @pytest.mark.parametrize("options", CASES, ids=str)
 def test_equations_of_kern(options):
-    """Logits, loss and the gradient of every parameter; no added loss in evaluation."""
+    """Logits, loss and the gradient of every parameter; in evaluation the loss has no balance loss."""
     model, p, c, idx, targets = setup("kern", **{**OWN, **options})
     routed = []
     expected = reference_logits(lambda p, c, x: kern(p, c, x, routed), p, c, idx)
@@ -114,6 +113,21 @@ def test_every_way_to_multiply_is_a_loop_over_the_experts(dtype, load, monkeypat
     for a, b in zip((got, *mine), (want, *right)):
         assert a.dtype == b.dtype
         torch.testing.assert_close(a, b, **close)
+
+
+def test_matrices_side_by_side():
+    """Two matrices per expert in one product are two products, in every way to multiply; and a permutation and its gradient."""
+    torch.manual_seed(0)
+    ends = torch.tensor([3, 3, 12, 20]).to(torch.int32)
+    x, *weights = torch.randn(20, 8), torch.randn(4, 16, 8), torch.randn(4, 24, 8)
+    for dtype in (torch.float64, torch.float32):
+        both = file.grouped_product(x.to(dtype), [w.to(dtype) for w in weights], ends)
+        each = [file.grouped_product(x.to(dtype), [w.to(dtype)], ends) for w in weights]
+        torch.testing.assert_close(both, torch.cat(each, dim=-1), rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-12)
+    order = torch.randperm(20)
+    x.requires_grad_()
+    assert torch.equal(file.Reorder.apply(x, order, order.argsort()), x[order])
+    assert torch.autograd.gradcheck(lambda x: file.Reorder.apply(x, order, order.argsort()), x)
 
 
 @torch.no_grad()
@@ -211,14 +225,17 @@ def test_a_batch_is_the_mean_of_its_parts():
     assert whole == pytest.approx(sum(parts) / 4, abs=1e-12)
 
 
-@pytest.mark.parametrize("options", [dict(), dict(n_expert=64, top_k=8), dict(router="softmax", top_k=1)], ids=str)
+@pytest.mark.parametrize("options", [dict(), dict(n_expert=64, top_k=8), dict(router="softmax", top_k=1),
+                                     dict(router="softmax", n_expert=8, top_k=4), dict(router="kern_l1")], ids=str)
 def test_flops_are_those_of_the_active_experts(options):
-    """As many as gpt.py has, and the router's; bench.theory adds the weighted sum of the k outputs."""
+    """As many as gpt.py has, and the router's; costs adds the weighted sum of the k outputs."""
     shape = dict(vocab_size=50, n_layer=3, n_head=4, d_model=64, d_ff=128, max_len=64)
     with torch.device("meta"):
         model, base = models.build("kern", **shape, **options), models.build("gpt", **shape)
     c, extra = model.config, flops_per_token(model, 64) - flops_per_token(base, 64)
-    assert extra == 3 * 2 * 64 * c.n_expert == bench.theory(model)[1] - 3 * 2 * 64 * c.top_k
+    params, flops, read = file.costs(c, 64)
+    assert extra == 3 * 2 * 64 * c.n_expert == flops - 3 * 2 * 64 * c.top_k and read == 0
+    assert params == sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in base.parameters())
     experts = sum(p.numel() for key, p in model.named_parameters() if "experts" in key)
     active = experts * c.top_k // c.n_expert
     assert active == 3 * 3 * 64 * 128                                   # as gpt.py's MLPs
@@ -247,7 +264,8 @@ def test_initial_values_and_groups():
     experts = [p for key, p in model.named_parameters() if "experts" in key]
     assert len(experts) == 6 and {id(p) for p in experts} <= {id(p) for p in matrices}
     assert {id(p) for block in model.blocks for p in (block.mlp.gamma, block.mlp.router.weight)} == {id(p) for p in muon.mixes(model)}
-    assert not hasattr(models.build("kern", vocab_size=31, n_layer=1, n_head=2, d_model=16, d_ff=16, router="softmax").blocks[0].mlp, "gamma")
+    plain = models.build("kern", vocab_size=31, n_layer=1, n_head=2, d_model=16, d_ff=16, router="softmax")
+    assert plain.blocks[0].mlp.gamma is None and not any("gamma" in key for key in plain.state_dict())
 
 
 def test_stats():
