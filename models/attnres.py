@@ -172,9 +172,14 @@ class DepthAttention(nn.Module):
         self.query = nn.Parameter(torch.empty(2 * c.n_layer, c.d_model))            # w_1 .. w_2L
         self.eps = c.norm_eps if c.key_norm else None
 
-    def forward(self, l, sources):
-        keys = sources if self.eps is None else [F.rms_norm(v, v.shape[-1:], eps=self.eps) for v in sources]
-        return torch.stack([(k * self.query[l - 1]).sum(-1) for k in keys], dim=-1).softmax(-1)
+    def scale(self, v):
+        """1 / rms(v) (B, T): w . RN(v) is scale(v) (w . v)."""
+        y = v.to(torch.promote_types(v.dtype, torch.float32))
+        return 1.0 if self.eps is None else torch.rsqrt(y.square().mean(-1) + self.eps)
+
+    def forward(self, l, sources, scales):
+        w = self.query[l - 1]
+        return torch.stack([r * (w * v).sum(-1) for v, r in zip(sources, scales)], dim=-1).softmax(-1)
 
 
 class Sources:
@@ -182,14 +187,15 @@ class Sources:
 
     def __init__(self, x, attention, block_size):
         self.attention, self.block_size, self.l = attention, block_size, 0          # l: the next reader
-        self.done, self.partial = [x], None
+        self.done, self.scales, self.partial = [x], [attention.scale(x)], None
 
     def read(self):
         """h_l (B, T, C)."""
         if self.l == 0:
             return self.done[0]
-        sources = self.done if self.partial is None else [*self.done, self.partial]
-        alpha = self.attention(self.l, sources).type_as(sources[0])                 # else the states would become fp32
+        own = [] if self.partial is None else [self.partial]
+        sources, scales = self.done + own, self.scales + [self.attention.scale(v) for v in own]
+        alpha = self.attention(self.l, sources, scales).type_as(sources[0])         # else the states would become fp32
         return sum(a[..., None] * v for a, v in zip(alpha.unbind(-1), sources))
 
     def add(self, v):
@@ -198,6 +204,7 @@ class Sources:
         self.l += 1
         if self.l % self.block_size == 0:
             self.done.append(self.partial)
+            self.scales.append(self.attention.scale(self.partial))
             self.partial = None
 
 
