@@ -257,11 +257,15 @@ def mix(weights, streams):
 
 
 def write(H_res, H_post, streams, y):
-    """The streams after a sublayer with output y (B, T, C): X_i <- sum_s H_res[i, s] X_s + H_post[i] y."""
+    """The streams after a sublayer with output y (B, T, C): X_i <- sum_s H_res[i, s] X_s + H_post[i] y.
+
+    As X_i plus a sum with H_res - I in it; backward then moves the gradients of the streams in their own dtype.
+    """
     if H_res is None:
-        return [(x + post[..., None] * y).type_as(x) for x, post in zip(streams, H_post.unbind(-1))]
-    weights = torch.cat((H_res, H_post[..., None]), dim=-1)                         # (n, n + 1) or (B, T, n, n + 1)
-    return [mix(row, [*streams, y]) for row in weights.unbind(-2)]
+        return [x + mix(post, [y]) for x, post in zip(streams, H_post.split(1, dim=-1))]
+    eye = torch.eye(len(streams), dtype=H_res.dtype, device=H_res.device)
+    weights = torch.cat((H_res - eye, H_post[..., None]), dim=-1)                   # (n, n + 1) or (B, T, n, n + 1)
+    return [x + mix(row, [*streams, y]) for x, row in zip(streams, weights.unbind(-2))]
 
 
 class Block(nn.Module):
