@@ -1,8 +1,7 @@
 """Hyper-Connections: n residual streams, and learned maps of what a sublayer reads and writes.   arXiv:2409.19606
 
 The residual stream becomes n streams X_s (B, T, C), all equal to the embedding at first. Sublayer f (attention or MLP,
-with its norm) reads one mixture of them. Its output is added to n other mixtures. The head reads the sum of the
-streams:
+with its norm) reads one mixture of them. Its output is added to n other mixtures. The head reads the streams' sum:
     X_i  <-  sum_s H_res[i, s] X_s  +  H_post[i] f( sum_s H_pre[s] X_s )
 `connection` says what the maps H of sublayer k = 0 .. 2L-1 are:
     static     learned numbers, the paper's A_m, B and A_r^T; at the start one-hot at k mod n, ones, identity
@@ -13,10 +12,9 @@ streams:
                so that products of it over depth cannot grow
     identity   manifold with H_res = I, from "Your DeepSeek mHC might not need the m", 2026-02-27, translated at
                https://www.tylerromero.com/translations/zhihu/your-deepseek-mhc-might-not-need-the-m
-A sublayer costs 2 n entries of maps, and n^2 more if it has an H_res. An entry has one parameter and takes 2 C FLOPs
-per token for mixing. For an entry manifold has n C more parameters and 2 n C more FLOPs, dynamic 2 C more FLOPs. A
-sublayer has C (n + 2) + 2 more parameters if dynamic, and one more per kind of map if manifold. It reads and writes n -
-1 more streams.
+Costs per sublayer: its maps have 2 n entries, and n^2 more with an H_res. An entry takes 1 parameter and, for mixing,
+2 C FLOPs per token. manifold adds n C parameters and 2 n C FLOPs per entry, and 1 parameter (alpha) per map. dynamic
+adds 2 C FLOPs per entry and C (n + 2) + 2 parameters. n - 1 more streams are read and written, (n - 1) C numbers each.
 
 Changed from gpt.py: Config, Config.__post_init__, Block.__init__, Block.forward, Model.init_weights, Model.forward
 Equal to gpt.py when: the maps are those of the start, in every setting, up to norm_eps: the streams are equal, and all
@@ -257,11 +255,15 @@ def mix(weights, streams):
 
 
 def write(H_res, H_post, streams, y):
-    """The streams after a sublayer with output y (B, T, C): X_i <- sum_s H_res[i, s] X_s + H_post[i] y."""
+    """The streams after a sublayer with output y (B, T, C): X_i <- sum_s H_res[i, s] X_s + H_post[i] y.
+
+    As X_i plus a sum with H_res - I in it; backward then moves the gradients of the streams in their own dtype.
+    """
     if H_res is None:
-        return [(x + post[..., None] * y).type_as(x) for x, post in zip(streams, H_post.unbind(-1))]
-    weights = torch.cat((H_res, H_post[..., None]), dim=-1)                         # (n, n + 1) or (B, T, n, n + 1)
-    return [mix(row, [*streams, y]) for row in weights.unbind(-2)]
+        return [x + mix(post, [y]) for x, post in zip(streams, H_post.split(1, dim=-1))]
+    eye = torch.eye(len(streams), dtype=H_res.dtype, device=H_res.device)
+    weights = torch.cat((H_res - eye, H_post[..., None]), dim=-1)                   # (n, n + 1) or (B, T, n, n + 1)
+    return [x + mix(row, [*streams, y]) for x, row in zip(streams, weights.unbind(-2))]
 
 
 class Block(nn.Module):

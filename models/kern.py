@@ -2,8 +2,7 @@
 
 In place of the MLP a block has E small ones, the experts, and a router that sends each token to k of them. Read as
 Nadaraya-Watson regression, the router is a kernel between token and expert, and softmax is only one choice; the paper
-takes what an MLP takes, ReLU and a norm, and gives up that the weights sum to one. For the normalised input x of a
-token:
+takes what an MLP takes, ReLU and a norm, and gives up that the weights sum to one. For a token's normalised input x:
     r_m = relu( s / (|s|_2 + 1e-6) )_m,   s = W x                                            W (E, C), m = 1 .. E
     y   = gamma * sum_{m among the k largest r} r_m expert_m(x),    expert_m an MLP of width d_ff / k
 `router` has the paper's baselines: softmax, sigmoid or tanh of s for r, without gamma. It also has kern_l1, another
@@ -18,22 +17,20 @@ per token and layer. As many parameters are active as gpt.py has, but for router
 
 Changed from gpt.py: Config, Config.__post_init__, MLP.__init__, MLP.forward, Block.__init__, Block.forward,
     Model.init_weights, Model.forward
-Equal to gpt.py when: router = softmax and n_expert = top_k = 1. No setting of KERN is: without others an expert has r =
-    0 or 1.
+Equal to gpt.py when: router = softmax and n_expert = top_k = 1. KERN never is: a single expert has r = 0 or 1.
 Optimizer: Muon orthogonalises the experts one by one; W and gamma go to AdamW at mix_lr, without weight decay.
 Paper and code: no code of the authors is known.
-    - One equation of the paper has the norm after the ReLU, as kern_l1 has. Here it is before, as in the others and its
-      text.
+    - One equation of the paper has the norm after the ReLU. Here it is before, as in the others and its text.
     - kern_l1 is the router of a post on this and four other papers by Chuanyang Zheng and others, "The Architecture
       Stack"; its address is not known.
     - The paper leaves the balance loss open. Switch Transformer and OLMoE take F and P over all tokens on a device.
-      Here over a sequence, so that the loss does not depend on micro-batches and ranks.
-    - OLMoE's F sums to 1 in its training code, to k in transformers. Here to 1.
+      Here over a sequence, so that the loss does not depend on micro-batches and ranks. F sums to 1, as in OLMoE's
+      training code; in transformers it sums to k.
     - The paper has k = 8 of 64 experts. The default is MUDDFormer's 2 of 16, which that paper trains with dropped
       tokens and after OLMoE, which drops none.
-Speed: bf16 and eager fp32 run torch's grouped matrix product (on a CPU a loop over the experts). The compiler knows it
-    in bf16 only; in fp32 it gets blocks with copies of the matrices, and the MLPs take two to three times as long.
-    Muon's step works on every expert, E / k times gpt.py's MLPs.
+Speed: bf16 and eager fp32 run torch's grouped matrix product. The compiler knows it in bf16 only; in fp32 it gets blocks
+    with copies of the matrices, which take two to three times as long. Muon's step works on every expert, E / k times
+    gpt.py's MLPs.
 """
 import math
 from dataclasses import dataclass
