@@ -138,6 +138,7 @@ def train_step(step, model, optimizers, batches, options, ranks, signals):
             micro_loss = model(idx, targets)[1] / batches.n_micro
         micro_loss.backward()
         loss += micro_loss.detach()
+        del micro_loss                                                      # and its graph, before the next is built
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), options.grad_clip)
     signalled = torch.tensor(float(len(signals)), device=ranks.device)
     loss, grad_norm, signalled = (ranks.sum(torch.stack((loss, grad_norm, signalled))) / ranks.world).tolist()
