@@ -28,9 +28,9 @@ Paper and code: no code of the authors is known.
       training code; in transformers it sums to k.
     - The paper has k = 8 of 64 experts. The default is MUDDFormer's 2 of 16, which that paper trains with dropped
       tokens and after OLMoE, which drops none.
-Speed: bf16 and eager fp32 run torch's grouped matrix product. The compiler knows it in bf16 only; in fp32 it gets blocks
-    with copies of the matrices, which take two to three times as long. Muon's step works on every expert, E / k times
-    gpt.py's MLPs.
+Speed: bf16 and eager fp32 run torch's grouped matrix product. The compiler knows it in bf16 only; in fp32 it gets
+    blocks with copies of the matrices, which take two to three times as long. Muon's step works on every expert, E / k
+    times gpt.py's MLPs.
 """
 import math
 from dataclasses import dataclass

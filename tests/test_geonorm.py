@@ -261,7 +261,7 @@ def test_states_are_bf16_under_autocast():
         assert set(seen) == {torch.bfloat16} and len(seen) == 2 * len(model.blocks)
 
 
-@pytest.mark.parametrize("update, per_sublayer", [("geodesic", 10), ("unprojected", 11), ("pre_norm", 0), ("post_norm", 0)])
+@pytest.mark.parametrize("update, per_sublayer", dict(geodesic=10, unprojected=11, pre_norm=0, post_norm=0).items())
 def test_costs(update, per_sublayer):
     """Parameters are counted; FLOPs are of vectors, which no counter sees; nothing is read but the newest state."""
     shape = dict(vocab_size=31, n_layer=4, n_head=2, d_model=16, max_len=8)

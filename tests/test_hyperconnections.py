@@ -243,7 +243,7 @@ def test_parameter_counts_of_the_papers():
 
 
 def test_maps_are_fp32_under_autocast():
-    """And the streams are bf16. bf16 maps would round what tanh adds to the ones, a hundredth at most, to one of two values."""
+    """And streams are bf16. bf16 maps would round what tanh adds to the ones, a hundredth at most, to one of two values."""
     for options in [dict(connection=kind) for kind in KINDS] + [dict(map_norm="rms")]:
         model = randomised(**options).float()
         seen = []
@@ -271,8 +271,8 @@ def test_the_streams_are_bf16_under_autocast():
         assert {x.dtype for x in streams} == {torch.bfloat16}
 
 
-@pytest.mark.parametrize("options", [dict(connection=kind, n_streams=n, n_layer=n_layer) for kind in KINDS for n, n_layer in (
-    (1, 3), (2, 1), (4, 3))] + [dict(map_norm="rms", tanh=False)], ids=str)
+@pytest.mark.parametrize("options", [dict(connection=kind, n_streams=n, n_layer=n_layer) for kind in KINDS
+                                     for n, n_layer in ((1, 3), (2, 1), (4, 3))] + [dict(map_norm="rms")], ids=str)
 def test_costs(options):
     """Parameters and FLOPs of the maps are counted; the FLOPs of mixing, 2 C per entry of the maps, no counter sees."""
     model = build(**options)
