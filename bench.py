@@ -4,13 +4,14 @@
     python bench.py --preset exo-450m --batch 16                  a paper's shape
     python bench.py --models muddformer attnres:block_size=8      some models, with options of theirs
     python bench.py --models muddformer --profile trace.json      where one model's step spends its time
-    python bench.py --bytes                                       also the bytes that the compiled kernels read and write
+    python bench.py --bytes                                       also the bytes that the compiled kernels move
     python bench.py --models sambay --decode 1024 8192 32768      decoding after long contexts, and what the cache holds
     python bench.py --models gpt --preset exo-1b --ranks 1 8 64   memory and communication on so many GPUs, by formula
 
-A training step is forward, backward and optimizer on fixed random tokens. One model and gpt are on the device at a time; every
-round runs one step of each, so that a drift of the machine meets both, and a ratio is the median over the rounds of gpt's
-time over the model's in the same round. A model that does not fit into memory gets a row that says so. Columns:
+A training step is forward, backward and optimizer on fixed random tokens. One model and gpt are on the device at a
+time; every round runs one step of each, so that a drift of the machine meets both, and a ratio is the median over the
+rounds of gpt's time over the model's in the same round. A model that does not fit into memory gets a row that says so.
+Columns:
     params, FLOPs   what the idea adds to gpt, counted; "costs": by the model file's costs(), which also counts mixing
     fwd, bwd, opt   milliseconds of one step's parts
     x gpt           forward + backward speed against gpt (+- half the interquartile range); "step": with the optimizer
@@ -54,36 +55,44 @@ FLAGS = ("n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "vocab_size", "seq
 def options(argv):
     """(arguments, shape of the models). Leaves with one line and code 2 if they are wrong."""
     parser = Parser("bench.py", description=__doc__)
-    parser.add_argument("--models", nargs="+", metavar="NAME[:option=value...]", help="[every model; gpt of the same shape is always added]")
+    parser.add_argument("--models", nargs="+", metavar="NAME[:option=value...]",
+                        help="[every model; gpt of the same shape is always added]")
     parser.add_argument("--preset", help="take the shape of a preset (see docs/training.md)")
     for name in FLAGS:
         parser.add_argument(f"--{name}", type=int, help=f"[{SHAPE.get(name, 'as in the model files')}]")
     parser.add_argument("--batch", type=int, default=4, help="sequences per step [4]")
-    parser.add_argument("--dtype", default="auto", choices=("fp32", "bf16", "auto"), help="bf16 is autocast; auto: bf16 on cuda, fp32 else [auto]")
+    parser.add_argument("--dtype", default="auto", choices=("fp32", "bf16", "auto"),
+                        help="bf16 is autocast; auto: bf16 on cuda, fp32 else [auto]")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="torch.compile [on]")
     parser.add_argument("--device", default="auto", help="torch device; auto: cuda, else cpu")
     parser.add_argument("--rounds", type=int, default=10, help="interleaved steps per model [10]")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of the decoding prompt [128]")
     parser.add_argument("--new_tokens", type=int, default=128, help="tokens decoded; 0: no decoding [128]")
-    parser.add_argument("--decode", type=int, nargs="+", metavar="N", help="only decode --new_tokens after N tokens of context")
+    parser.add_argument("--decode", type=int, nargs="+", metavar="N",
+                        help="only decode --new_tokens after N tokens of context")
     parser.add_argument("--bytes", action="store_true", help="also count the bytes of the compiled kernels")
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
     parser.add_argument("--profile", metavar="FILE", help="only write a torch.profiler trace of one model's step there")
-    parser.add_argument("--ranks", type=int, nargs="+", metavar="N", help="only print what N ranks hold and send, by formula")
+    parser.add_argument("--ranks", type=int, nargs="+", metavar="N",
+                        help="only print what N ranks hold and send, by formula")
     args = parser.parse_args(argv)
     shape = {**SHAPE, **(presets.find(args.preset) if args.preset else {})}
     shape |= {name: getattr(args, name) for name in FLAGS if getattr(args, name) is not None}
     args.seq_len = shape["seq_len"]
-    shape["max_len"] = max(args.seq_len, args.prompt + args.new_tokens, *(n + args.new_tokens for n in args.decode or ()))
-    wrong = {"--rounds, --batch, --prompt and --seq_len must be at least 1": min(args.rounds, args.batch, args.prompt, args.seq_len) < 1,
-             "--new_tokens must be 0 or at least 2": args.new_tokens < 0 or args.new_tokens == 1,
-             "--profile takes one model: add --models NAME": args.profile and len(args.models or ()) != 1,
-             "--decode needs contexts of at least 1 token each, and --new_tokens": args.decode and (min(args.decode) < 1 or not args.new_tokens),
-             "--bytes counts compiled kernels: leave --no-compile out": args.bytes and not args.compile,
-             f"--prompt {args.prompt} is longer than the {args.batch} x {args.seq_len} tokens there are": args.prompt > args.batch * args.seq_len,
-             "--ranks must be at least 1 each": args.ranks and min(args.ranks) < 1}
-    for message, so in wrong.items():
-        if so:
+    contexts, available = args.decode or [1], args.batch * args.seq_len
+    shape["max_len"] = max(args.seq_len, max(args.prompt, *contexts) + args.new_tokens)
+    for message, wrong in (
+            ("--rounds, --batch, --prompt and --seq_len must be at least 1",
+             min(args.rounds, args.batch, args.prompt, args.seq_len) < 1),
+            ("--new_tokens must be 0 or at least 2", args.new_tokens < 0 or args.new_tokens == 1),
+            ("--profile takes one model: add --models NAME", args.profile and len(args.models or ()) != 1),
+            ("--decode needs contexts of at least 1 token each, and --new_tokens",
+             min(contexts) < 1 or args.decode and not args.new_tokens),
+            ("--bytes counts compiled kernels: leave --no-compile out", args.bytes and not args.compile),
+            (f"--prompt {args.prompt} is longer than the {args.batch} x {args.seq_len} tokens there are",
+             args.prompt > available),
+            ("--ranks must be at least 1 each", args.ranks and min(args.ranks) < 1)):
+        if wrong:
             parser.error(message)
     for path in filter(None, (args.json, args.profile)):
         try:
@@ -107,7 +116,7 @@ def plan(specs, args, shape):
 
 
 def attempt(spec, args, shape, work):
-    """work(row) of a new row, or {"model", "error"} if it does not fit into memory; nothing of it stays on the device."""
+    """work(row) of a new row, or {"model", "error"} if it does not fit into memory; nothing stays on the device."""
     row = Row(spec, args, shape)
     try:
         return work(row)
@@ -144,9 +153,11 @@ def compare(row, base, args, rates):
 def result(row, base, args, rate, bandwidth):
     """The figures of one row, as JSON has them."""
     tokens, parts = args.batch * args.seq_len, [median(part) * 1000 for part in zip(*row.times)]
-    (passes, steps), (base_passes, base_steps) = [([sum(t[:2]) for t in r.times], [sum(t) for t in r.times]) for r in (row, base)]
-    out = {"model": row.label, "against": base.label, "parameters": row.n_params, "extra_parameters": row.n_params - base.n_params,
-           "flops_per_token": row.flops, "extra_flops": row.flops / base.flops - 1}
+    passes, base_passes = ([sum(t[:2]) for t in r.times] for r in (row, base))      # forward and backward
+    steps, base_steps = ([sum(t) for t in r.times] for r in (row, base))
+    out = {"model": row.label, "against": base.label, "parameters": row.n_params,
+           "extra_parameters": row.n_params - base.n_params, "flops_per_token": row.flops,
+           "extra_flops": row.flops / base.flops - 1}
     costs = row.costs()
     if costs:
         added = 3 * (row.flops - base.flops) * tokens / rate
@@ -155,8 +166,9 @@ def result(row, base, args, rate, bandwidth):
                 "floor": median(base_passes) / (median(base_passes) + max(0, added))}
     out |= dict(zip(("forward_ms", "backward_ms", "optimizer_ms"), parts))
     used, peak = 3 * row.flops * tokens / median(passes), peak_flops(row.device)
-    out |= {"tokens_per_s": tokens / median(steps), "ratio": timing.ratio(passes, base_passes), "step_ratio": timing.ratio(steps, base_steps),
-            "peak_bytes": row.peak, "memory_ratio": row.peak / base.peak, "utilisation": used / rate, "mfu": used / peak if peak else None,
+    out |= {"tokens_per_s": tokens / median(steps), "ratio": timing.ratio(passes, base_passes),
+            "step_ratio": timing.ratio(steps, base_steps), "peak_bytes": row.peak, "memory_ratio": row.peak / base.peak,
+            "utilisation": used / rate, "mfu": used / peak if peak else None,
             "compile_s": row.first - median(steps) if args.compile else None, "graph_breaks": row.breaks}
     if args.bytes:
         out |= {"kernel_bytes": row.bytes, "extra_kernel_bytes": row.bytes - base.bytes}
@@ -178,15 +190,18 @@ def cells(r):
            "params": f"{r['extra_parameters']:+,}", "costs": f"{r['costs_parameters']:+,}" if "floor" in r else "-",
            "FLOPs": f"{r['extra_flops']:+.2%}", "costs ": f"{r['costs_flops']:+.2%}" if "floor" in r else "-",
            "fwd": f"{r['forward_ms']:,.0f}", "bwd": f"{r['backward_ms']:,.0f}", "opt": f"{r['optimizer_ms']:,.0f}",
-           "tok/s": f"{r['tokens_per_s']:,.0f}", "x gpt": pm("ratio"), "floor": f"{r['floor']:.3f}" if "floor" in r else "-",
-           "x gpt step": pm("step_ratio"), "GiB": f"{r['peak_bytes'] / 2 ** 30:.2f}", "x gpt ": f"{r['memory_ratio']:.3f}",
+           "tok/s": f"{r['tokens_per_s']:,.0f}", "x gpt": pm("ratio"),
+           "floor": f"{r['floor']:.3f}" if "floor" in r else "-", "x gpt step": pm("step_ratio"),
+           "GiB": f"{r['peak_bytes'] / 2 ** 30:.2f}", "x gpt ": f"{r['memory_ratio']:.3f}",
            "util": f"{r['utilisation']:.0%}", "MFU": "-" if r["mfu"] is None else f"{r['mfu']:.1%}"}
     if r["compile_s"] is not None:
         out |= {"compile": f"{r['compile_s']:.0f} s", "breaks": str(r["graph_breaks"])}
     if "kernel_bytes" in r:
-        out |= {"MiB": f"{r['kernel_bytes'] / 2 ** 20:,.0f}", "against gpt": f"{r['extra_kernel_bytes'] / 2 ** 20:+,.0f}"}
+        out |= {"MiB": f"{r['kernel_bytes'] / 2 ** 20:,.0f}",
+                "against gpt": f"{r['extra_kernel_bytes'] / 2 ** 20:+,.0f}"}
     if "decode_ratio" in r:
-        out |= {"decode": f"{r['decode_tokens_per_s']:.1f}", "x gpt  ": pm("decode_ratio"), "first": f"{r['first_token_s']:.3f}"}
+        out |= {"decode": f"{r['decode_tokens_per_s']:.1f}", "x gpt  ": pm("decode_ratio"),
+                "first": f"{r['first_token_s']:.3f}"}
     return out
 
 
@@ -208,16 +223,19 @@ def ranks_table(specs, shape, worlds, dtype):
             model = models.build(name, **timing.known(name, {**shape, **given}))
         for world in worlds:
             of_muon, of_adamw = (timing.across(model, world, optimizer, dtype) for optimizer in ("muon", "adamw"))
-            held = {"held per rank, Muon": of_muon["held"], "AdamW": of_adamw["held"], "AdamW, if sharded": of_adamw["held"] / world}
+            held = {"held per rank, Muon": of_muon["held"], "AdamW": of_adamw["held"],
+                    "AdamW, if sharded": of_adamw["held"] / world}
             sent = {"sent per rank and step: gradients": of_muon["gradients"], "Muon's updates": of_muon["updates"]}
-            rows.append({"model": f"`{spec}`", "parameters": f"{sum(p.numel() for p in model.parameters()):,}", "ranks": str(world)}
-                        | {key: f"{x / 2 ** 30:.1f} GiB" for key, x in held.items()} | {key: f"{x / 2 ** 30:.2f} GiB" for key, x in sent.items()})
+            n_params = sum(p.numel() for p in model.parameters())
+            rows.append({"model": f"`{spec}`", "parameters": f"{n_params:,}", "ranks": str(world)}
+                        | {key: f"{x / 2 ** 30:.1f} GiB" for key, x in held.items()}
+                        | {key: f"{x / 2 ** 30:.2f} GiB" for key, x in sent.items()})
     return table(rows)
 
 
 def decode_after(row, base, args):
-    """Decoding of one row beside its gpt after contexts of some lengths, interleaved: a list of figures. The contexts are
-    noise in the caches, not read token by token: the time of a step does not depend on the numbers."""
+    """Decoding of one row beside its gpt after contexts of some lengths, interleaved: a list of figures. The contexts
+    are noise in the caches, not read token by token: the time of a step does not depend on the numbers."""
     pair, out = [base] if row is base else [base, row], []
     for context in args.decode:
         torch.compiler.reset()
@@ -233,8 +251,9 @@ def decode_after(row, base, args):
         for i in range(args.rounds):
             for each in pair if i % 2 else pair[::-1]:
                 seconds[each].append(each.decode_after(steps[each], caches[each], context))
-        out.append({"model": row.label, "against": base.label, "context": context, "cache_bytes": sum(t.nbytes for t in held),
-                    "fixed_bytes": sum(t.nbytes for t in row.cache(0)[1]), "decode_tokens_per_s": 1 / median(seconds[row]),
+        out.append({"model": row.label, "against": base.label, "context": context,
+                    "cache_bytes": sum(t.nbytes for t in held), "fixed_bytes": sum(t.nbytes for t in row.cache(0)[1]),
+                    "decode_tokens_per_s": 1 / median(seconds[row]),
                     "decode_ratio": timing.ratio(seconds[row], seconds[base])})
     return out
 
@@ -251,7 +270,8 @@ def trace(row, path):
     with profile(activities=activities, record_shapes=True) as prof:
         row.step()
     prof.export_chrome_trace(path)
-    print(prof.key_averages().table(sort_by=f"self_{row.device.type}_time_total", row_limit=20, max_name_column_width=60))
+    by = f"self_{row.device.type}_time_total"
+    print(prof.key_averages().table(sort_by=by, row_limit=20, max_name_column_width=60))
 
 
 def run(groups, args, shape, device, batch):
@@ -293,7 +313,8 @@ def main(argv):
         torch.cuda.set_device(device)
     args.dtype = args.dtype if args.dtype != "auto" else "bf16" if device.type == "cuda" else "fp32"
     groups = plan(specs, args, shape)
-    batch = [torch.randint(shape["vocab_size"], (args.batch, args.seq_len), generator=torch.Generator().manual_seed(i)).to(device) for i in range(2)]
+    size = shape["vocab_size"], (args.batch, args.seq_len)
+    batch = [torch.randint(*size, generator=torch.Generator().manual_seed(i)).to(device) for i in range(2)]
     if args.bytes:
         timing.count_bytes()
     if args.profile:
@@ -301,31 +322,43 @@ def main(argv):
         row.start(device, batch)
         trace(row, args.profile)
         return 0
-    chip = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{cpu_name()}, {torch.get_num_threads()} threads"
     results, extra = run(groups, args, shape, device, batch)
-    c = Row(next(iter(groups)), args, shape).shape
-    head = {"date": time.strftime("%Y-%m-%d"), "chip": chip, "torch": str(torch.__version__), "python": platform.python_version(),
-            "command": ["bench.py", *argv], "shape": c, "seq_len": args.seq_len, "batch": args.batch, "dtype": args.dtype,
-            "compile": args.compile, "rounds": args.rounds, "prompt": args.prompt, "new_tokens": args.new_tokens, **extra}
-    print(f"{head['date']}, {chip}, torch {head['torch']}, {args.dtype}, {'compiled' if args.compile else 'eager'}; L{c['n_layer']} "
-          f"d{c['d_model']} H{c['n_head']} d_ff {c['d_ff']} vocabulary {c['vocab_size']:,}, {args.batch} x {args.seq_len} tokens per step, "
-          f"{args.rounds} rounds; decoding: {args.new_tokens} tokens at batch 1.")
-    if not args.decode:
-        print(f"Large matrix product {extra['matmul_flops_per_s'] / 1e12:.3g} TFLOP/s, copy {extra['copy_bytes_per_s'] / 1e9:.3g} GB/s.")
-    print("\n" + "\n".join(table([(decode_cells if "context" in r else cells)(r) for r in results])))
-    if "optimizers_ms" in extra:
-        print("\nOne optimizer step on the matrices of gpt: " + ", ".join(f"{name} {ms:,.1f} ms" for name, ms in extra["optimizers_ms"].items()) + ".")
+    head = {"date": time.strftime("%Y-%m-%d"), "chip": chip(device), "torch": str(torch.__version__),
+            "python": platform.python_version(), "command": ["bench.py", *argv],
+            "shape": Row(next(iter(groups)), args, shape).shape, "seq_len": args.seq_len, "batch": args.batch,
+            "dtype": args.dtype, "compile": args.compile, "rounds": args.rounds, "prompt": args.prompt,
+            "new_tokens": args.new_tokens, **extra}
+    show(head, results)
     if args.json:
         try:
-            Path(args.json).write_text(json.dumps(head | {"decode" if args.decode else "models": results}, indent=1) + "\n")
+            figures = head | {"decode" if args.decode else "models": results}
+            Path(args.json).write_text(json.dumps(figures, indent=1) + "\n")
         except OSError as e:
             raise UserError(f"--json {args.json} could not be written: {e.strerror}") from None
     return 0
 
 
-def cpu_name():
+def show(head, results):
+    """Prints the table, with what was measured and where above it and optimizers below."""
+    c, compiled = head["shape"], "compiled" if head["compile"] else "eager"
+    print(f"{head['date']}, {head['chip']}, torch {head['torch']}, {head['dtype']}, {compiled}; L{c['n_layer']} "
+          f"d{c['d_model']} H{c['n_head']} d_ff {c['d_ff']} vocabulary {c['vocab_size']:,}, {head['batch']} x "
+          f"{head['seq_len']} tokens per step, {head['rounds']} rounds; decoding: {head['new_tokens']} tokens at batch 1.")
+    if "matmul_flops_per_s" in head:
+        print(f"Large matrix product {head['matmul_flops_per_s'] / 1e12:.3g} TFLOP/s, "
+              f"copy {head['copy_bytes_per_s'] / 1e9:.3g} GB/s.")
+    print("\n" + "\n".join(table([(decode_cells if "context" in r else cells)(r) for r in results])))
+    if "optimizers_ms" in head:
+        times = ", ".join(f"{name} {ms:,.1f} ms" for name, ms in head["optimizers_ms"].items())
+        print(f"\nOne optimizer step on the matrices of gpt: {times}.")
+
+
+def chip(device):
+    """The name of the GPU, or of the CPU with the number of threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
     found = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
-    return found[0] if found else platform.processor()
+    return f"{found[0] if found else platform.processor()}, {torch.get_num_threads()} threads"
 
 
 if __name__ == "__main__":

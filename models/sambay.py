@@ -540,4 +540,5 @@ if __name__ == "__main__":                      # its size, and one training ste
     optimizer, idx = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(256, (4, 65))
     model(idx[:, :-1], idx[:, 1:])[1].backward()
     optimizer.step()
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters; loss after a step: {model(idx[:, :-1], idx[:, 1:])[1]:.4f}")
+    loss = model(idx[:, :-1], idx[:, 1:])[1]
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters; loss after a step: {loss:.4f}")

@@ -42,7 +42,7 @@ class Row:
         self.times, self.decode_times, self.bytes = [], [], None
 
     def costs(self):
-        """What the model file says that it adds to gpt, (parameters, FLOPs, numbers read) per token; None if it says nothing."""
+        """What the model file says that it adds to gpt: (parameters, FLOPs per token, numbers read per token), or None."""
         module = models.module(self.name)
         if self.name == "gpt":
             return 0, 0, 0
@@ -139,12 +139,13 @@ def tensors_of(held):
     """All tensors in the lists and objects that a cache holds, but its position ()."""
     if torch.is_tensor(held):
         return [held] if held.ndim else []
-    inside = held if isinstance(held, (list, tuple)) else held.values() if isinstance(held, dict) else getattr(held, "__dict__", {}).values()
-    return [t for part in inside for t in tensors_of(part)]
+    if not isinstance(held, (list, tuple)):
+        held = (held if isinstance(held, dict) else getattr(held, "__dict__", {})).values()
+    return [t for part in held for t in tensors_of(part)]
 
 
 def count_bytes():
-    """From now on inductor counts the bytes that the kernels of each graph read and write (its own estimate, by shapes)."""
+    """From now on inductor counts the bytes that the kernels of each graph read and write, by their shapes."""
     log = torch._inductor.compile_fx.inductor_metrics_log                           # it counts where this log is on
     log.setLevel(logging.INFO)
     log.propagate, log.handlers = False, [logging.NullHandler()]
@@ -207,8 +208,8 @@ def ratio(ours, base):
 def across(model, world, optimizer, dtype):
     """Bytes per rank when train.py runs on `world` ranks (DDP): {"held", "gradients", "updates"}.
 
-    held: fp32 weights, gradients and optimizer state, which last from step to step; activations and the bf16 copies of the
-    weights come on top. gradients, updates: sent by each rank in a step, in rings: the all-reduce of the gradients, and
+    held: fp32 weights, gradients and optimizer state, which last from step to step; activations and the bf16 copies of
+    the weights come on top. gradients, updates: sent by each rank in a step, in rings: the all-reduce of the gradients, and
     Muon's all-gather of the largest share of updates in the run's precision.
     """
     shapes = {}
