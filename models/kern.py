@@ -21,8 +21,8 @@ Equal to gpt.py when: router = softmax and n_expert = top_k = 1. KERN never is: 
 Optimizer: Muon orthogonalises the experts one by one; W and gamma go to AdamW at mix_lr, without weight decay.
 Paper and code: no code of the authors is known.
     - One equation of the paper has the norm after the ReLU. Here it is before, as in the others and its text.
-    - kern_l1 is the router of a post on this and four other papers by Chuanyang Zheng and others, "The Architecture
-      Stack"; its address is not known.
+    - kern_l1 is the router of J. Sun, one of the authors, in "The Architecture Stack"
+      (web.stanford.edu/~jksun/blog/llm-architecture.html).
     - The paper leaves the balance loss open. Switch Transformer and OLMoE take F and P over all tokens on a device.
       Here over a sequence, so that the loss does not depend on micro-batches and ranks. F sums to 1, as in OLMoE's
       training code; in transformers it sums to k.
