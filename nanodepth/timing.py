@@ -34,7 +34,8 @@ class Row:
         try:
             self.args, self.model = args, models.build(self.name, **known(self.name, {**shape, **options}))
             own, base = (models.module(name).Config for name in (self.name, "gpt"))
-            self.shape = asdict(base(**same_shape(own, base, {**shape, **options})))     # of the gpt to compare with
+            asked = {"norm_eps": base.norm_eps, **shape, **options}                 # an eps of its own costs nothing
+            self.shape = asdict(base(**same_shape(own, base, asked)))               # of the gpt to compare with
         except ValueError as e:
             raise UserError(f"{spec}: {e}") from None
         self.n_params = sum(p.numel() for p in self.model.parameters())

