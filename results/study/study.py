@@ -85,13 +85,14 @@ def publish(run, to):
     """What is committed of a run: its configuration without this machine's paths, its validations, every tenth step."""
     config = json.loads((run / "config.json").read_text())
     config["command"] = ["python", "train.py", *config["command"][2:]]
-    config["options"]["out"], config["data"]["path"], config["options"]["data"] = f"runs/study/{to.name}", "data/wiki", "wiki"
-    config["command"] = [Path(word).name if word.startswith("/") else word for word in config["command"]]
+    text = json.dumps(config, indent=1)
+    for path, name in ((config["data"]["path"], "data/wiki"), (config["options"]["out"], f"runs/study/{to.name}")):
+        text = text.replace(path, name)
     rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     kept = [row for row in rows if row["kind"] == "val" or row["step"] % 10 == 0]
     shutil.rmtree(to, ignore_errors=True)
     to.mkdir(parents=True)
-    (to / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    (to / "config.json").write_text(text + "\n")
     (to / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
 
 
