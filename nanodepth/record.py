@@ -21,11 +21,15 @@ import probes
 
 @torch.no_grad()
 def watch(model, idx, modules):
-    """Outputs of some submodules in a forward pass on idx (B, T), in fp32 and in the order of their calls."""
+    """Outputs of some submodules in a forward pass on idx (B, T), in fp32 and in the order of their calls.
+
+    A tensor each, or a list where a module gives several, or None among them.
+    """
     outputs = []
 
     def keep(module, inputs, output):
-        outputs.append(output.float() if torch.is_tensor(output) else [None if x is None else x.float() for x in output])
+        several = () if torch.is_tensor(output) else [None if x is None else x.float() for x in output]
+        outputs.append(several or output.float())
 
     hooks = [m.register_forward_hook(keep) for m in modules]
     try:

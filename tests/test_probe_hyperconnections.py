@@ -15,7 +15,7 @@ def test_depth_matrix_makes_every_input_from_the_outputs(connection, n_streams):
 def test_stats_at_the_start_and_later(connection):
     options = dict(connection=connection, vocab_size=97, n_layer=2, n_head=4, d_model=32)
     start = record.stats("hyperconnections", models.build("hyperconnections", **options).eval(), tokens()[0])
-    wanted = {"static": 1.0, "dynamic": 1.0}.get(connection, 0.4753)                # sigmoid(1) of one, sigmoid(-1) of three
+    wanted = {"static": 1.0, "dynamic": 1.0}.get(connection, 0.4753)            # sigmoid(1), and three of sigmoid(-1)
     assert start["focus"] == pytest.approx([wanted] * 4, abs=1e-4) and start["write"] == pytest.approx([1.0] * 4)
     assert start["keep"] == pytest.approx([1.0] * 4, abs=2e-3)                      # exp(-8) is not zero
     later = record.stats("hyperconnections", random_model("hyperconnections", connection=connection), tokens()[0])
