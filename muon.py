@@ -106,10 +106,10 @@ class Muon(torch.optim.Optimizer):
         if second_moment is not None:
             updates = self.normalize(params, updates, second_moment, dim=-1 if rows >= cols else -2)
         updates *= max(1, rows / cols) ** 0.5
-        for p, u in zip(params, updates):
-            if weight_decay:
-                p.sub_(p * (u * p >= 0), alpha=lr * weight_decay)
-            p.sub_(u, alpha=lr)
+        weights = torch.stack(params)                                     # one kernel per operation, not one per matrix
+        if weight_decay:
+            weights.sub_(weights * (updates * weights >= 0), alpha=lr * weight_decay)
+        torch._foreach_copy_(params, list(weights.sub_(updates, alpha=lr)))
 
     def normalize(self, params, updates, rate, dim):
         """Divides updates (N, .., rows, cols) by the root of their running mean square over `dim`, norm unchanged."""

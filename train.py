@@ -18,8 +18,8 @@ import data_prep
 import models
 import muon
 from nanodepth import presets, record, runs, scoring
-from nanodepth.devices import (Ranks, autocast, flops_per_token, has_bf16, leave_together, machine_errors, peak_bytes,
-                               peak_flops)
+from nanodepth.devices import (Ranks, autocast, flops_per_token, has_bf16, leave_together, machine_errors,
+                               make_deterministic, peak_bytes, peak_flops)
 from nanodepth.options import Parser, UserError, add_options, check_types, exit_code, pick, user_errors
 from nanodepth.shards import Batches, Data
 
@@ -35,6 +35,7 @@ class Options:
     device: str = "auto"            # auto (cuda, else cpu) or a torch device
     dtype: str = "auto"             # bf16 (autocast over fp32 weights) | fp32 | auto (bf16 where the chip has it)
     compile: bool | None = None     # torch.compile; none: on cuda only
+    deterministic: bool = False     # the same bits in every run, for exact resuming on cuda; slower
     max_steps: int = 1000           # optimizer steps
     batch_tokens: int = 8192        # tokens per optimizer step, over all ranks
     seq_len: int = 1024             # tokens per sequence
@@ -51,13 +52,14 @@ class Options:
     grad_clip: float = 1.0          # largest gradient norm
     eval_every: int = 250           # steps between validations; also at step 0 and at the end
     eval_tokens: int = 1048576      # tokens of the validation split that are scored, the same ones each time
+    final_eval_tokens: int | None = None    # the same after the last step; none: eval_tokens
     save_every: int | None = None   # steps between checkpoints; none: eval_every
     wandb: bool = False             # also log to Weights & Biases (pip install wandb)
 
     def __post_init__(self):
         check_types(Options, vars(self))
         for name in ("max_steps", "batch_tokens", "seq_len", "micro_batch", "muon_lr", "adamw_lr", "mix_lr",
-                     "grad_clip", "eval_every", "eval_tokens", "save_every"):
+                     "grad_clip", "eval_every", "eval_tokens", "final_eval_tokens", "save_every"):
             if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"--{name} must be positive, not {getattr(self, name)}")
         for name, allowed in dict(optimizer="muon adamw", schedule="wsd cosine", dtype="auto bf16 fp32").items():
@@ -150,15 +152,13 @@ def train_step(step, model, optimizers, batches, options, ranks, signals):
                     group["momentum"] = muon.momentum_at(step, options.max_steps)
             optimizer.step()
             optimizer.zero_grad(set_to_none=not ranks.parallel)             # several ranks: kept in DDP's buckets
-    if ranks.device.type == "cuda":
-        torch.cuda.synchronize()
     return loss, grad_norm, signalled > 0
 
 
-def validate(model, batches, options, ranks):
-    """Scores of the validation split, and learned quantities of the mechanism: a row for the log."""
+def validate(model, batches, options, ranks, n_tokens):
+    """Scores of n_tokens of the validation split, and learned quantities of the mechanism: a row for the log."""
     began, context = time.perf_counter(), autocast(ranks.device, options.dtype)
-    row = scoring.evaluate(model, batches.val(), batches.token_bytes, context, ranks.sum)
+    row = scoring.evaluate(model, batches.val(n_tokens), batches.token_bytes, context, ranks.sum)
     row |= {"eval_s": time.perf_counter() - began, "peak_bytes": peak_bytes(ranks.device)}
     if ranks.rank == 0:
         with context:
@@ -171,6 +171,8 @@ def main(argv):
     """Returns the exit code: 0; 1 if the last checkpoint was not written; 3 if a loss is not finite; 128 + signal."""
     options, config, flags = parse(argv)
     wandb = runs.import_wandb() if options.wandb else None
+    if options.deterministic:
+        make_deterministic()
     ranks = Ranks(options.device)
     if options.dtype == "auto":
         options.dtype = "bf16" if has_bf16(ranks.device) else "fp32"
@@ -183,6 +185,7 @@ def main(argv):
 
     model = build_model(options, config, flags, data.vocab_size).to(ranks.device).train()
     if options.compile:
+        torch._dynamo.config.optimize_ddp = False                           # DDP would cut the graph into many
         model.compile(dynamic=False)                                        # in place: state-dict keys keep their names
     optimizers = muon.optimizers(
         model, options.optimizer, options.muon_lr, options.adamw_lr, options.weight_decay, options.second_moment,
@@ -206,7 +209,8 @@ def main(argv):
     for step in range(run.start, options.max_steps + 1):                    # the last turn validates and saves
         last = step == options.max_steps
         if (last or step % options.eval_every == 0) and step > run.evaluated:
-            row = validate(model, batches, options, ranks)
+            n_tokens = last and options.final_eval_tokens or options.eval_tokens
+            row = validate(model, batches, options, ranks, n_tokens)
             run.log("val", step, **row)
             console.validated(step, row)
             if not math.isfinite(row["loss"]):

@@ -199,7 +199,9 @@ class Model(nn.Module):
 
     def output(self, x, targets, cache):
         """Final norm, head and loss on x (B, T, C); advances the cache."""
-        logits = self.head(self.final_norm(x))                                      # (B, T, V)
+        pad = -self.config.vocab_size % 64                  # a GPU multiplies rows of whole 128 bytes faster
+        weight = F.pad(self.head.weight, (0, 0, 0, pad)) if pad else self.head.weight
+        logits = F.linear(self.final_norm(x), weight)[..., :self.config.vocab_size]          # (B, T, V)
         if cache is not None:
             cache.pos += x.size(1)
         if targets is None:

@@ -45,11 +45,12 @@ def read_log(run):
 
 def check_comparable(runs):
     """ValueError if two runs were validated on different tokens."""
-    for name in ("data", "eval_tokens", "seq_len"):
+    for name in ("data", "eval_tokens", "final_eval_tokens", "seq_len"):
         seen = {}
         for run in runs:
             config = run["config"]
-            seen[json.dumps({**config["options"], "data": config["data"]["fingerprint"]}[name])] = run["run"]
+            known = {**config["options"], "data": config["data"]["fingerprint"]}
+            seen[json.dumps(known.get(name))] = run["run"]                  # an older run lacks newer options
         if len(seen) > 1:
             a, b, *_ = seen.values()
             raise ValueError(f"{a} and {b} differ in {name}: their losses cannot be compared")
@@ -60,12 +61,13 @@ def systems(runs):
 
     ValueError if a system has two runs with the same seed.
     """
-    hidden = {"seed", "out", "resume", "device", "compile", "micro_batch", "save_every", "wandb", "data", "model",
-              "preset"}
+    hidden = {"seed", "out", "resume", "device", "compile", "deterministic", "micro_batch", "save_every", "wandb",
+              "data", "model", "preset"}
     groups = {}
     for run in runs:
         c = run["config"]
-        options = {name: value for name, value in c["options"].items() if name not in hidden}
+        options = {name: value for name, value in c["options"].items()
+                   if name not in hidden and value is not None}             # an older run lacks newer options
         key = {"model": c["model"], **c["model_config"], **options, "gpu": c.get("gpu")}
         _, seeds = groups.setdefault(json.dumps(key, sort_keys=True), (key, {}))
         if run["seed"] in seeds:

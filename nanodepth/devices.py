@@ -37,6 +37,18 @@ def autocast(device, dtype):
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bf16")
 
 
+def make_deterministic():
+    """From here on the same program gives the same bits, on a GPU too. To be called before anything uses the GPU.
+
+    An operation that has no such form is a RuntimeError, see machine_errors.
+    """
+    import torch._inductor.config
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch._inductor.config.deterministic = True                             # kernels are not chosen by timing them
+
+
 def peak_flops(device):
     """Dense bf16 FLOP/s by the vendor's data sheet, or None for a chip that is not in the list."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
@@ -84,6 +96,8 @@ def machine_errors(advice):
             raise UserError(f"{e.filename}: {e.strerror}") from None
         if isinstance(e, dist.DistError) or "/gloo/" in str(e):
             raise UserError(f"another rank is gone: stopped; go on with --resume ({one_line(e)})", code=1) from None
+        if "does not have a deterministic implementation" in str(e):
+            raise UserError(f"{str(e).split(',')[0]}: leave out --deterministic") from None
         raise
 
 
@@ -109,6 +123,7 @@ class Ranks:
             self.world, self.rank = dist.get_world_size(), dist.get_rank()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+            torch.set_float32_matmul_precision("high")                      # TF32 for products of fp32
 
     def wrap(self, model):
         """The model, with gradients that are averaged over the ranks if there are several."""

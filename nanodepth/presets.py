@@ -8,7 +8,7 @@ from nanodepth.options import UserError
 FINEWEB = dict(data="fineweb-edu", weight_decay=0.1, eval_tokens=10_485_760)
 EXO = dict(FINEWEB, vocab_size=57601, rope_theta=5e5, z_loss=1e-5, gate="elementwise", seq_len=2048, max_len=2048,
            batch_tokens=262144, optimizer="muon", second_moment=0.95, schedule="wsd", warmup_steps=1000, decay_frac=0.2,
-           eval_every=1000)
+           eval_every=1000, final_eval_tokens=100_000_000)
 SAT = dict(FINEWEB, vocab_size=32000, tie_embeddings=True, zero_init=False, seq_len=4096, max_len=4096,
            batch_tokens=524288, optimizer="adamw", schedule="cosine", eval_every=500)
 MUDD = dict(FINEWEB, vocab_size=50432, qk_norm=False, zero_init=False, seq_len=2048, max_len=2048,
@@ -24,11 +24,9 @@ PRESETS = {
         FINEWEB, n_layer=12, d_model=768, n_head=12, d_ff=2048, vocab_size=50304, tie_embeddings=True, max_len=1024,
         seq_len=1024, batch_tokens=524288, max_steps=19073, warmup_steps=250, eval_every=250),
     "exo-450m": dict(
-        EXO, n_layer=29, d_model=1024, n_head=16, d_ff=2048, muon_lr=1e-2, adamw_lr=3e-3, max_steps=38147,
-        eval_tokens=100_000_000),
+        EXO, n_layer=29, d_model=1024, n_head=16, d_ff=2048, muon_lr=1e-2, adamw_lr=3e-3, max_steps=38147),
     "exo-1b": dict(
-        EXO, n_layer=32, d_model=1536, n_head=16, d_ff=3072, muon_lr=3e-3, adamw_lr=1e-3, max_steps=76293,
-        eval_tokens=100_000_000),
+        EXO, n_layer=32, d_model=1536, n_head=16, d_ff=3072, muon_lr=3e-3, adamw_lr=1e-3, max_steps=76293),
     "sat-130m": dict(
         SAT, n_layer=11, d_model=768, n_head=12, d_ff=3072, adamw_lr=2e-3, max_steps=9537, warmup_steps=96),
     "sat-340m": dict(

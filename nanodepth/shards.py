@@ -288,14 +288,15 @@ class Batches:
 
     def train(self, step):
         """Yields this rank's micro-batches of a step, on its device: idx and targets, int64 (micro, seq_len)."""
-        first = self.ranks.rank * self.per_rank
+        first, device = self.ranks.rank * self.per_rank, self.ranks.device
         for start in range(first, first + self.per_rank, self.micro):
             pair = self.data.batch(step, start, start + self.micro, self.n_seq, self.options.seq_len, self.options.seed)
-            yield (t.to(self.ranks.device, non_blocking=True) for t in pair)
+            pinned = (t.pin_memory() if device.type == "cuda" else t for t in pair)         # copied while the GPU works
+            yield (t.to(device, non_blocking=True) for t in pinned)
 
-    def val(self):
-        """The batches of the validation split that this rank scores."""
-        batches = self.data.val_batches(self.options.eval_tokens, self.micro, self.options.seq_len)
+    def val(self, n_tokens):
+        """The batches of the first n_tokens of the validation split that this rank scores."""
+        batches = self.data.val_batches(n_tokens, self.micro, self.options.seq_len)
         return islice(batches, self.ranks.rank, None, self.ranks.world)
 
     def sample(self):

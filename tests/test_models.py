@@ -7,7 +7,9 @@ import copy
 import pytest
 import settings
 import torch
+import torch.nn.functional as F
 from settings import show
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import models
 import muon
@@ -161,6 +163,28 @@ def test_loss_is_the_mean_over_targets_that_are_not_ignored(name):
         plain = model.train()(idx, targets)
         model.config.z_loss = 0.1
         torch.testing.assert_close(model(idx, targets)[1], plain[1] + 0.1 * logits.logsumexp(-1).square().mean())
+
+
+@every_model
+def test_matrices_of_the_head_are_padded_and_their_padding_is_cut_off(name):
+    """31 ids are 64 columns in the products, forward and backward, and 31 logits, which alone are in the loss."""
+    if not settings.belongs(name):
+        pytest.skip("a matter of speed")
+    shapes = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm):
+                shapes.extend(t.shape for t in args if torch.is_tensor(t))
+            return function(*args, **(kwargs or {}))
+
+    model, idx = build(name, {}), tokens(2, 8)
+    with Watch():
+        logits, loss = model(idx, idx)
+        loss.backward()
+    assert logits.shape == (2, 8, 31)
+    assert not any(31 in shape for shape in shapes) and any(64 in shape and 16 in shape for shape in shapes), shapes
+    torch.testing.assert_close(loss, F.cross_entropy(logits.flatten(0, 1), idx.flatten()))
 
 
 @every_case

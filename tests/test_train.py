@@ -251,12 +251,14 @@ def test_compiled_run(data, tmp_path):
     assert set(runs.read_checkpoint(tmp_path / "eager")["model"]) == set(runs.read_checkpoint(tmp_path / "compiled")["model"])
 
 
-def test_two_ranks_see_the_same_batch(data, tmp_path):
+@pytest.mark.parametrize("more", [[], pytest.param(["--compile"], marks=pytest.mark.full)], ids=["eager", "compiled"])
+def test_two_ranks_see_the_same_batch(data, tmp_path, more):
+    """Compiled, the model stays one graph: DDP does not split it."""
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(ROOT / "train.py")]
     small = {**SMALL, "max_steps": 12, "micro_batch": 2, "model": models.names()[-1]}
-    done = subprocess.run(words + flags(**small, data=data, out=tmp_path / "two"), capture_output=True, text=True, timeout=240,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
+    done = subprocess.run(words + flags(**small, data=data, out=tmp_path / "two") + more, capture_output=True, text=True,
+                          timeout=480, env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_LOGS": "ddp_graphs"})
+    assert done.returncode == 0 and "DDPOptimizer" not in done.stderr, done.stderr
     assert inside(*flags(**small, data=data, out=tmp_path / "one")) == 0
     for kind, other in dict(train="grad_norm", val="bpb").items():
         for a, b in zip(rows(tmp_path / "one", kind), rows(tmp_path / "two", kind), strict=True):
@@ -267,6 +269,21 @@ def test_half_a_torchrun_is_refused(data, tmp_path):
     env = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
     done = subprocess.run(command("train.py", *flags(**SMALL, data=data, out=tmp_path / "x")), capture_output=True, text=True, env={**env, "RANK": "0"})
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "LOCAL_RANK" in done.stderr and not (tmp_path / "x").exists()
+
+
+def test_the_last_validation_may_be_longer(data, tmp_path):
+    assert inside(*flags(**SMALL, final_eval_tokens=700, data=data, out=tmp_path / "a")) == 0
+    assert {row["step"]: row["eval_tokens"] for row in rows(tmp_path / "a", "val")} == {0: 500, 10: 500, 20: 500, 30: 500, 40: 700}
+
+
+def test_deterministic(whole, data, tmp_path):
+    """The same losses as without, on a CPU; torch refuses what it cannot do deterministically, and that is one line."""
+    done = subprocess.run(command("train.py", *flags(**SMALL, data=data, out=tmp_path / "a"), "--deterministic"), capture_output=True, text=True)
+    assert done.returncode == 0 and losses(tmp_path / "a") == losses(whole), done.stderr
+    code = ("import torch; from nanodepth.devices import *; make_deterministic()\n"
+            "with machine_errors('x'): torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert "UserError: put_ does not have a deterministic implementation: leave out --deterministic" in done.stderr, done.stderr
 
 
 def test_eval_and_sample(whole, data, tmp_path):
