@@ -129,8 +129,10 @@ class Ranks:
         """The model, with gradients that are averaged over the ranks if there are several."""
         if not self.parallel:
             return model
+        same = [name for name, _ in model.named_buffers()]                  # on all ranks, so never sent
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, same)
         return DistributedDataParallel(model, device_ids=[self.device.index] if self.device.type == "cuda" else None,
-                                       broadcast_buffers=False, gradient_as_bucket_view=True)   # one copy of gradients
+                                       gradient_as_bucket_view=True)        # one copy of gradients
 
     def sum(self, tensor):
         """Adds up a tensor over the ranks, in place."""
