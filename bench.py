@@ -44,7 +44,7 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 import models  # noqa: E402
 from nanodepth import presets, timing  # noqa: E402
-from nanodepth.devices import find_device, out_of_memory, peak_flops  # noqa: E402
+from nanodepth.devices import cast_weights, find_device, out_of_memory, peak_flops  # noqa: E402
 from nanodepth.options import Parser, UserError, exit_code, parse_spec  # noqa: E402
 from nanodepth.timing import Row  # noqa: E402
 
@@ -241,7 +241,7 @@ def decode_after(row, base, args):
         torch.compiler.reset()
         caches, steps, seconds = {}, {}, {each: [] for each in pair}
         for each in pair:
-            each.model.eval()
+            cast_weights(each.model, args.dtype).eval()
             caches[each], held = each.cache(context + args.new_tokens)
             for t in held:
                 t.normal_()

@@ -5,7 +5,7 @@ import sys
 import torch
 
 import nanodepth
-from nanodepth.devices import autocast, find_device, out_of_memory
+from nanodepth.devices import autocast, cast_weights, find_device, out_of_memory
 from nanodepth.options import Parser, UserError, exit_code, user_errors
 
 
@@ -32,11 +32,13 @@ def main(argv):
     args = parse(argv)
     device = find_device(args.device)
     model, tokenizer, config = nanodepth.load(args.run, device)
+    dtype = config["options"]["dtype"]
+    cast_weights(model, dtype)
     prompt = [tokenizer.eot_token, *tokenizer.encode_ordinary(args.prompt)]         # documents start with end-of-text
     generator = torch.Generator(device).manual_seed(args.seed)
     try:
         idx = torch.tensor([prompt] * args.n, device=device)
-        with user_errors(), autocast(device, config["options"]["dtype"]):
+        with user_errors(), autocast(device, dtype):
             out = model.generate(idx, args.max_new_tokens, args.temperature, args.top_k, generator, args.compile)
     except (RuntimeError, MemoryError, OverflowError) as e:
         if "probability tensor" in str(e):

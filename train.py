@@ -39,7 +39,7 @@ class Options:
     max_steps: int = 1000           # optimizer steps
     batch_tokens: int = 8192        # tokens per optimizer step, over all ranks
     seq_len: int = 1024             # tokens per sequence
-    micro_batch: int | None = None  # sequences per forward and rank: memory, not results; none: up to 32,768 tokens
+    micro_batch: int | None = None  # sequences per forward and rank: memory, not results; none: 32,768 tokens or fewer
     optimizer: str = "muon"         # muon (matrices of the blocks; AdamW for the rest) | adamw
     muon_lr: float = 0.02           # peak rate of Muon
     adamw_lr: float = 0.004         # peak rate of AdamW: embeddings, head, norms; of all under --optimizer adamw
@@ -181,7 +181,8 @@ def main(argv):
     folder = data_prep.find_folder(options.data, make=ranks.rank == 0)
     ranks.wait()                                                            # the first rank makes the default data
     data = Data(folder)
-    batches = Batches(data, options, ranks)
+    micro_tokens = getattr(models.module(options.model).Model, "micro_tokens", 32768)       # less if a model keeps much
+    batches = Batches(data, options, ranks, micro_tokens)
 
     model = build_model(options, config, flags, data.vocab_size).to(ranks.device).train()
     if options.compile:

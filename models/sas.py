@@ -252,6 +252,8 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
+    micro_tokens = 8192             # of a forward pass unless told otherwise: keeps 32 GiB at ExoFormer's 450M shape
+
     def __init__(self, config):
         super().__init__()
         self.config = c = config

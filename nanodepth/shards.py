@@ -267,17 +267,17 @@ class Batches:
     """How the batch of each optimizer step is split over ranks and micro-steps; only memory and speed depend on it.
 
     n_seq: sequences in a step; micro: in one forward pass of one rank; n_micro: such passes of a rank in a step.
-    Without --micro_batch a pass has up to 32,768 tokens. UserError for numbers that do not divide.
+    Without --micro_batch a pass has up to micro_tokens tokens. UserError for numbers that do not divide.
     """
 
-    def __init__(self, data, options, ranks):
+    def __init__(self, data, options, ranks, micro_tokens=32768):
         self.data, self.options, self.ranks = data, options, ranks
         self.n_seq, rest = divmod(options.batch_tokens, options.seq_len)
         if rest or self.n_seq % ranks.world:
             raise UserError(f"--batch_tokens {options.batch_tokens:,} must be a multiple of "
                             f"seq_len x ranks = {options.seq_len} x {ranks.world}")
         self.per_rank = self.n_seq // ranks.world
-        largest = min(self.per_rank, max(1, 32768 // options.seq_len))
+        largest = min(self.per_rank, max(1, micro_tokens // options.seq_len))
         self.micro = options.micro_batch or max(n for n in range(1, largest + 1) if self.per_rank % n == 0)
         if self.per_rank % self.micro:
             raise UserError(f"--micro_batch {self.micro} must divide the {self.per_rank} sequences "

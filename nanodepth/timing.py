@@ -1,4 +1,5 @@
 """What a training step and decoding cost on this machine: times, memory, and the bytes that compiled kernels move."""
+import copy
 import json
 import logging
 import tempfile
@@ -16,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import models
 import muon
-from nanodepth.devices import flops_per_token
+from nanodepth.devices import cast_weights, flops_per_token
 from nanodepth.options import UserError, parse_spec, same_shape
 
 
@@ -40,7 +41,7 @@ class Row:
             raise UserError(f"{spec}: {e}") from None
         self.n_params = sum(p.numel() for p in self.model.parameters())
         self.flops = flops_per_token(self.model, args.seq_len)
-        self.times, self.decode_times, self.bytes = [], [], None
+        self.times, self.decode_times, self.bytes, self.decoder = [], [], None, None
 
     def costs(self):
         """What the model file says that it adds to gpt: (parameters, FLOPs per token, numbers read per token), or None."""
@@ -109,13 +110,13 @@ class Row:
     def decode(self):
         """(seconds to the first token, seconds per further token), greedy, batch 1."""
         prompt, seconds = self.idx[:1, :self.args.prompt], []
-        self.model.eval()
+        if self.decoder is None:
+            self.decoder = cast_weights(copy.deepcopy(self.model), self.args.dtype).eval()
         for n in (1, self.args.new_tokens):
             begin = now(self.device)
             with self.autocast:
-                self.model.generate(prompt, n, temperature=0, compile=self.args.compile)
+                self.decoder.generate(prompt, n, temperature=0, compile=self.args.compile)
             seconds.append(now(self.device) - begin)
-        self.model.train()
         return seconds[0], (seconds[1] - seconds[0]) / (self.args.new_tokens - 1)
 
     def cache(self, length):

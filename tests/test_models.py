@@ -15,6 +15,7 @@ import models
 import muon
 import probes
 from nanodepth import record
+from nanodepth.devices import cast_weights
 
 TINY = dict(vocab_size=31, n_layer=3, n_head=4, n_kv_head=2, d_model=32, d_ff=64, max_len=32)
 CASES = [(name, options) for name in models.names() for options in [{}, *settings.of(name, "CASES")]]
@@ -215,6 +216,18 @@ def train_steps(model, n, optimizer="adamw", muon_lr=0.05, adamw_lr=0.01):
             for opt in opts:
                 opt.step()
                 opt.zero_grad(set_to_none=True)
+
+
+@every_model
+@torch.no_grad()
+def test_matrices_in_bf16_give_the_logits_of_autocast(name):
+    """As generation has them: what is cast once is not cast again, and nothing else changes."""
+    model, idx = build(name, {}), tokens(2, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        want, got = model(idx)[0], cast_weights(model, "bf16")(idx)[0]
+    assert (got - want).abs().max() <= 0.05 * want.abs().max()
+    changed = {p.dtype for key, p in model.named_parameters() if key.endswith(("embed.weight", "norm.weight"))}
+    assert changed == {torch.bfloat16, torch.float32} and cast_weights(model, "fp32") is model
 
 
 @every_case

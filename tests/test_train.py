@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ import data_prep
 import models
 import train
 from nanodepth import runs
-from nanodepth.shards import Data
+from nanodepth.shards import Batches, Data
 from forked import Scripts
 
 ROOT = Path(__file__).parent.parent
@@ -269,6 +270,12 @@ def test_half_a_torchrun_is_refused(data, tmp_path):
     env = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
     done = subprocess.run(command("train.py", *flags(**SMALL, data=data, out=tmp_path / "x")), capture_output=True, text=True, env={**env, "RANK": "0"})
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "LOCAL_RANK" in done.stderr and not (tmp_path / "x").exists()
+
+
+def test_the_default_micro_batch(data):
+    """As many sequences as make micro_tokens, in equal parts."""
+    options, ranks = train.Options(batch_tokens=1024, seq_len=16), SimpleNamespace(rank=0, world=1, device=torch.device("cpu"))
+    assert [Batches(Data(data), options, ranks, n).micro for n in (32768, 512, 511, 100, 3)] == [64, 32, 16, 4, 1]
 
 
 def test_the_last_validation_may_be_longer(data, tmp_path):
