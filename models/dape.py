@@ -23,7 +23,8 @@ In training a token meets the keys up to the end of its block (attend_in_blocks)
 from 1,024 on. Not in costs(): the scores are computed twice, here and in the attention kernel, 2 d_model more per token
 and key. Backward keeps scores, hidden, and bias + delta: 2 H + width numbers per token and key (conv="heads": 2 H).
 
-Changed from gpt.py: Config, Config.__post_init__, attend, Attention.__init__, Attention.forward, Model.init_weights
+Changed from gpt.py: Config, Config.__post_init__, attend, Attention.__init__, Attention.forward, Model,
+    Model.init_weights
 Equal to gpt.py when: position="rope", and kernel=0 or conv_out (conv="heads": conv) is zero.
 Optimizer: convolutions, p and a go to AdamW at mix_lr, without decay; the authors' code decays them like other weights.
 Paper and code:

@@ -18,7 +18,7 @@ their use G times (in training G D_sim / D, by padding). The cache grows as both
 since making them again for every new token would cost far more.
 
 Changed from gpt.py: Config, Config.__post_init__, Cache, Cache.__init__, attend, Attention.__init__, Attention.forward,
-    Model.__init__, Model.init_weights
+    Model, Model.__init__, Model.init_weights
 Equal to gpt.py when: d_sim = d_head, the expand of heads copies them G times, that of features is the identity, and
     every refine is 0; with projections, W_q = W_k = I and the g of a head sum to 1.
 Optimizer: the weights of features are matrices inside the blocks, for Muon, their biases go to AdamW at adamw_lr;
