@@ -1,7 +1,9 @@
 """The repository's scripts as processes that start in milliseconds: forked from one that has imported torch already.
 
     with Scripts() as scripts:
-        done = scripts.run("train.py", "--max_steps", 0)        # done.returncode, done.stdout, done.stderr; None: too slow
+        done = scripts.run("train.py", "--max_steps", 0)
+
+done has returncode (None: too slow), stdout and stderr.
 """
 import json
 import os
@@ -21,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def within(script, main, *words):
-    """The exit code of a script's main(argv) within this process, with the line on stderr that the script's end would print."""
+    """The exit code of a script's main(argv) in this process; prints the error line as the script would."""
     from nanodepth.options import UserError, exit_code
     try:
         return main([*map(str, words)])
@@ -33,8 +35,10 @@ def within(script, main, *words):
 
 class Scripts:
     def __init__(self):
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "HTTPS_PROXY": "http://127.0.0.1:9", "TIKTOKEN_CACHE_DIR": "/nonexistent"}
-        self.server = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "HTTPS_PROXY": "http://127.0.0.1:9",
+               "TIKTOKEN_CACHE_DIR": "/nonexistent"}
+        self.server = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                       text=True, env=env)
         self.turn = threading.Lock()
 
     def __enter__(self):
@@ -45,21 +49,23 @@ class Scripts:
         self.server.wait()
 
     def run(self, script, *words, cwd=ROOT, seconds=60, PYTHONPATH=None):
-        """One at a time; from several threads they queue."""
+        """Runs one script at a time; calls from several threads wait."""
         with self.turn:
-            order = {"script": str(ROOT / script), "words": [str(w) for w in words], "cwd": str(cwd), "seconds": seconds, "path": PYTHONPATH}
+            order = {"script": str(ROOT / script), "words": [str(w) for w in words], "cwd": str(cwd),
+                     "seconds": seconds, "path": PYTHONPATH}
             self.server.stdin.write(json.dumps(order) + "\n")
             self.server.stdin.flush()
             return SimpleNamespace(**json.loads(self.server.stdout.readline()))
 
 
 def child(order, out, err):
-    """Becomes `python SCRIPT WORDS` as far as the script can tell."""
+    """To the script this process looks like `python SCRIPT WORDS`."""
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(out, 1)
     os.dup2(err, 2)
-    resource.setrlimit(resource.RLIMIT_AS, (16 * 2 ** 30, 16 * 2 ** 30))        # too much memory is an error, not a dead machine
+    # Too much memory is an error and does not stop the machine.
+    resource.setrlimit(resource.RLIMIT_AS, (16 * 2 ** 30, 16 * 2 ** 30))
     os.chdir(order["cwd"])
     sys.path[:1] = [str(Path(order["script"]).parent)] + [order["path"]] * (order["path"] is not None)
     sys.argv = [order["script"], *order["words"]]

@@ -1,7 +1,7 @@
 """torch.compile: one graph in forward and backward, one for the decoding step, and the numbers of eager execution.
 
-With backend aot_eager, which traces forward and backward as inductor does and then runs the same graphs without making code:
-every case. With inductor: a few; `--full` all.
+Every case with backend aot_eager: it traces forward and backward as inductor does, and runs the graphs without
+generating code. A few cases with inductor; one of each model with `--full`.
 """
 import pytest
 import settings
@@ -16,12 +16,12 @@ FEW = settings.pairs("COMPILED")
 
 @pytest.fixture(autouse=True)
 def forget():
-    """torch keeps few versions of the code of one function."""
+    """torch keeps only a few compiled versions of a function."""
     torch._dynamo.reset()
 
 
 def compare(name, options, backend):
-    """Loss and gradients in float64; of two layers, where Config lets it."""
+    """Loss and gradients in float64, with two layers where Config allows it."""
     try:
         model = build(name, {"n_layer": 2, **options}).double()
     except ValueError:
@@ -48,7 +48,7 @@ def test_one_graph_forward_and_backward(name, options):
 
 @every_model
 def test_one_graph_to_decode(name):
-    """The first token reads an empty cache, the next ones make no new graph."""
+    """The first token reads an empty cache; the next ones need no new graph."""
     need(name, models.module(name), "Cache")
     model, idx = build(name, {}).double(), tokens(2, 5)
     module, full = models.module(name), model(idx)[0]
@@ -65,12 +65,16 @@ def test_one_graph_to_decode(name):
     assert len(graphs) == 1
 
 
-@pytest.mark.parametrize("name, options", FEW + [pytest.param(*case, marks=pytest.mark.full) for case in CASES if case not in FEW], ids=show)
+@pytest.mark.parametrize("name, options",
+                         FEW + [pytest.param(*case, marks=pytest.mark.full) for case in CASES if case not in FEW],
+                         ids=show)
 def test_inductor(name, options):
     compare(name, options, "inductor")
 
 
-@pytest.mark.parametrize("name", [name if name == models.names()[0] else pytest.param(name, marks=pytest.mark.full) for name in models.names()])
+@pytest.mark.parametrize("name",
+                         [name if name == models.names()[0] else pytest.param(name, marks=pytest.mark.full)
+                          for name in models.names()])
 def test_inductor_decodes(name):
     need(name, models.module(name).Model, "generate")
     model, idx = build(name, {}).double(), tokens(2, 8)
