@@ -13,6 +13,7 @@ pytest.register_assert_rewrite("reference", "settings")
 
 import settings  # noqa: E402
 import torch  # noqa: E402
+from forked import Scripts  # noqa: E402
 
 import models  # noqa: E402
 
@@ -32,11 +33,19 @@ QUICK = {
 
 # What only --full runs. Of a test over all models the default run keeps every fifth model, and a user's own.
 SLOW = {
-    "test_endurance": ["test_ranks", "test_fuzz"],
-    "test_train": ["test_a_model_file_runs_alone", "test_self_report"],
+    "test_bench": ["test_compiled"],
+    "test_endurance": ["test_ranks", "test_fuzz", "test_full_disk"],
+    "test_train": ["test_self_report"],
     "test_eval": ["test_generate_until"],
     "test_kern": ["test_compiled_in_bf16_and_fp32"],
 }
+
+
+@pytest.fixture(scope="session")
+def scripts():
+    """Runs the repository's scripts quickly: scripts.run("train.py", "--max_steps", 0)."""
+    with Scripts() as scripts:
+        yield scripts
 
 
 def pytest_addoption(parser):

@@ -3,7 +3,8 @@
     with Scripts() as scripts:
         done = scripts.run("train.py", "--max_steps", 0)
 
-done has returncode (None: too slow), stdout and stderr.
+done has returncode (None: too slow), stdout and stderr. "-m models" runs a module. Scripts("--alone") knows nothing but
+torch: it runs a file as if it were in an empty folder.
 """
 import json
 import os
@@ -34,10 +35,10 @@ def within(script, main, *words):
 
 
 class Scripts:
-    def __init__(self):
+    def __init__(self, *flags):
         env = {**os.environ, "OMP_NUM_THREADS": "1", "HTTPS_PROXY": "http://127.0.0.1:9",
                "TIKTOKEN_CACHE_DIR": "/nonexistent"}
-        self.server = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        self.server = subprocess.Popen([sys.executable, __file__, *flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                        text=True, env=env)
         self.turn = threading.Lock()
 
@@ -51,7 +52,8 @@ class Scripts:
     def run(self, script, *words, cwd=ROOT, seconds=60, PYTHONPATH=None):
         """Runs one script at a time; calls from several threads wait."""
         with self.turn:
-            order = {"script": str(ROOT / script), "words": [str(w) for w in words], "cwd": str(cwd),
+            path = script if str(script).startswith("-m ") else str(ROOT / script)
+            order = {"script": path, "words": [str(w) for w in words], "cwd": str(cwd),
                      "seconds": seconds, "path": PYTHONPATH}
             self.server.stdin.write(json.dumps(order) + "\n")
             self.server.stdin.flush()
@@ -67,11 +69,16 @@ def child(order, out, err):
     # Too much memory is an error and does not stop the machine.
     resource.setrlimit(resource.RLIMIT_AS, (16 * 2 ** 30, 16 * 2 ** 30))
     os.chdir(order["cwd"])
-    sys.path[:1] = [str(Path(order["script"]).parent)] + [order["path"]] * (order["path"] is not None)
-    sys.argv = [order["script"], *order["words"]]
+    script = order["script"]
+    module = script.removeprefix("-m ") if script.startswith("-m ") else None
+    sys.path[:1] = [str(ROOT if module else Path(script).parent)] + [order["path"]] * (order["path"] is not None)
+    sys.argv = [script, *order["words"]]
     code = 1
     try:
-        runpy.run_path(order["script"], run_name="__main__")
+        if module:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(script, run_name="__main__")
         code = 0
     except SystemExit as e:
         code = e.code if isinstance(e.code, int) else 0 if e.code is None else 1
@@ -84,7 +91,8 @@ def child(order, out, err):
     os._exit(code & 255)
 
 
-def serve():
+def prepare():
+    """Imports what the scripts import."""
     sys.path.insert(0, str(ROOT))
     import torch.distributed  # noqa: F401
     import torch.nn.parallel  # noqa: F401
@@ -95,9 +103,14 @@ def serve():
     import nanodepth.record  # noqa: F401
     for name in models.names():
         models.module(name)
+
+
+def serve():
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     for line in sys.stdin:
         order = json.loads(line)
+        if order["script"].endswith("bench.py"):
+            import nanodepth.timing  # noqa: F401  (with the whole compiler)
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             pid = os.fork()
             if pid == 0:
@@ -118,4 +131,8 @@ def serve():
 
 
 if __name__ == "__main__":
+    if "--alone" in sys.argv:
+        import torch  # noqa: F401
+    else:
+        prepare()
     serve()

@@ -1,9 +1,7 @@
 """bench.py: its counts, its output and its mistakes. Times are not tested."""
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,10 +9,8 @@ import torch
 
 import bench
 import models
-from forked import Scripts
 from nanodepth import timing
 
-ROOT = Path(__file__).parent.parent
 SHAPE = dict(vocab_size=50, n_layer=4, n_head=4, n_kv_head=2, d_model=64, d_ff=128, max_len=64)
 
 
@@ -38,20 +34,15 @@ def test_peak_memory_counts_what_a_step_allocates():
     assert own + 12_000_000 <= row.peak_bytes() <= own + 12_001_000
 
 
-def run(*words):
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, str(ROOT / "bench.py"), *map(str, words)], capture_output=True, text=True,
-                          timeout=300, env=env)
-
-
 FIRST, SECOND = [name for name in models.names() if hasattr(models.module(name), "costs")][:2]
 SMALL = ("--n_layer 4 --d_model 32 --n_head 2 --vocab_size 50 --seq_len 16 --batch 2 --rounds 2 --prompt 4 "
          "--new_tokens 3 --device cpu").split()
 
 
-def test_every_model_beside_its_gpt(tmp_path):
+def test_every_model_beside_its_gpt(scripts, tmp_path):
     # 16 new tokens: the time of decoding is a difference of two times
-    done = run(*SMALL, "--new_tokens", 16, "--no-compile", "--json", tmp_path / "b.json")
+    words = (*SMALL, "--new_tokens", 16, "--no-compile", "--json", tmp_path / "b.json")
+    done = scripts.run("bench.py", *words, seconds=300)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "b.json").read_text())["models"]
     bases = {row["model"]: row for row in rows if row["model"] == row["against"]}
@@ -82,6 +73,8 @@ def test_a_model_without_memory_is_a_row(monkeypatch, capsys):
             raise torch.OutOfMemoryError("no room")
         real(row, *args)
     monkeypatch.setattr(timing.Row, "start", start)
+    monkeypatch.setattr(timing, "limits", lambda *args: (1e9, 1e9))
+    monkeypatch.setattr(timing, "optimizer_times", lambda *args: {})
     assert bench.main([*SMALL, "--no-compile", "--new_tokens", "0", "--models", FIRST, SECOND]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = {name: next(line for line in lines if f"| `{name}`" in line) for name in (FIRST, SECOND)}
@@ -105,10 +98,11 @@ def test_the_floor_counts_four_passes_over_what_is_read():
     assert found["floor"] == pytest.approx(3 / (3 + added)) and found["read_per_token"] == 100
 
 
-def test_decoding_after_contexts(tmp_path):
+def test_decoding_after_contexts(scripts, tmp_path):
     """What caches hold: keys and values of every layer and token."""
     labels = ("gpt", "gpt:n_kv_head=1")
-    done = run(*SMALL, "--no-compile", "--models", *labels, "--decode", 20, 50, "--json", tmp_path / "b.json")
+    words = (*SMALL, "--no-compile", "--models", *labels, "--decode", 20, 50, "--json", tmp_path / "b.json")
+    done = scripts.run("bench.py", *words, seconds=300)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "b.json").read_text())["decode"]
     assert [(row["model"], row["context"]) for row in rows] == [(label, n) for label in labels for n in (20, 50)]
@@ -129,20 +123,26 @@ def test_tensors_of_a_cache_are_found_wherever_it_has_them():
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_full_disk_is_one_line_after_the_table():
-    done = run(*SMALL, "--no-compile", "--models", "gpt", "--new_tokens", "0", "--json", "/dev/full")
+def test_full_disk_is_one_line_after_the_table(scripts):
+    words = (*SMALL, "--no-compile", "--models", "gpt", "--new_tokens", "0", "--json", "/dev/full")
+    done = scripts.run("bench.py", *words, seconds=300)
     assert done.returncode == 2 and "| `gpt`" in done.stdout
     assert done.stderr.splitlines()[-1].startswith("bench.py: error: --json /dev/full could not be written")
 
 
-def test_compiled_and_profiled(tmp_path):
-    done = run(*SMALL, "--n_layer", 1, "--models", "gpt", "--bytes", "--json", tmp_path / "b.json")
+def test_compiled(scripts, tmp_path):
+    words = (*SMALL, "--n_layer", 1, "--models", "gpt", "--bytes", "--json", tmp_path / "b.json")
+    done = scripts.run("bench.py", *words, seconds=300)
     assert done.returncode == 0, done.stderr
     (row,) = json.loads((tmp_path / "b.json").read_text())["models"]
     assert row["model"] == "gpt" and row["graph_breaks"] == 0 and row["compile_s"] > 0
     # each weight is read twice and its gradient is written
     assert row["kernel_bytes"] > 3 * 4 * row["parameters"] and row["extra_kernel_bytes"] == 0
-    done = run(*SMALL, "--no-compile", "--models", "gpt:n_kv_head=1", "--profile", tmp_path / "trace.json")
+
+
+def test_profiled(scripts, tmp_path):
+    words = (*SMALL, "--no-compile", "--models", "gpt:n_kv_head=1", "--profile", tmp_path / "trace.json")
+    done = scripts.run("bench.py", *words, seconds=300)
     assert done.returncode == 0 and "aten::mm" in done.stdout, done.stderr
     assert any(event.get("name") == "aten::mm"
                for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"])
@@ -152,6 +152,7 @@ def test_a_graph_break_is_counted(monkeypatch):
     row = timing.Row("gpt", SimpleNamespace(seq_len=8, dtype="fp32", compile=True), {**SHAPE, "n_layer": 1})
     plain = row.model.output
     row.model.output = lambda *args: (torch._dynamo.graph_break(), plain(*args))[1]
+    monkeypatch.setattr(row.model, "compile", partial(row.model.compile, backend="eager"))
     idx = torch.zeros(2, 8, dtype=torch.long)
     row.start(torch.device("cpu"), (idx, idx))
     assert row.breaks > 0
@@ -162,12 +163,6 @@ BAD = [["--models", "gtp"], ["--models", "gpt:width=3"], ["--models", "gpt:qk_no
        ["--new_tokens", "1"], ["--prompt", "100000"], ["--decode", "0"], ["--decode", "8", "--new_tokens", "0"],
        ["--n_head", "5"], ["--seq_len", "0"], ["--device", "abacus"], ["--profile", "x.json"],
        ["--json", "no/such/folder/x.json"], ["--json", "/"], ["--speed", "9"]]
-
-
-@pytest.fixture(scope="module")
-def scripts():
-    with Scripts() as scripts:
-        yield scripts
 
 
 @pytest.mark.parametrize("words", BAD, ids=" ".join)

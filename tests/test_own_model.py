@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import settings
 
+import data_prep
 import models
 
 ROOT = Path(__file__).parent.parent
@@ -90,7 +91,7 @@ def copy(tmp_path):
     skip = shutil.ignore_patterns(".*", "__pycache__", "results", "runs", "data", "*.png")
     shutil.copytree(ROOT, out, ignore=skip)
     (tmp_path / "a.txt").write_text("".join(f"{i} green bottles hanging on the wall\n\n" for i in range(200)))
-    run(out, "data_prep.py", "text", str(tmp_path / "a.txt"), "--name", "tiny", "--tokenizer", "byte")
+    data_prep.prepare_text([tmp_path / "a.txt"], out / "data" / "tiny", "byte")
     return out
 
 
@@ -116,9 +117,9 @@ def test_one_new_parameter(copy):
     assert line in " ".join(printed.split())
 
 
-def test_a_new_module_a_copy_and_a_changed_mechanism(copy):
+def test_a_new_module_and_a_changed_mechanism(copy):
     last = HOUSE[-1]
-    try_out(copy, {"mine_module": with_a_module(), f"mine_{last}": text(last), f"mine_changed_{last}": changed(last)})
+    try_out(copy, {"mine_module": with_a_module(), f"mine_changed_{last}": changed(last)})
 
 
 @pytest.mark.full
@@ -127,21 +128,21 @@ def test_copies_of_every_model(copy, form):
     try_out(copy, {f"mine_{name}": form(name) for name in HOUSE})
 
 
-def test_what_is_not_announced_is_an_error_that_says_what_to_write(copy):
-    (copy / "models" / "mine.py").write_text(replaced(with_a_module(), ("Block.__init__, Block.forward, ", "")))
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "tests/test_copies.py", "-k", "mine"], cwd=copy,
-                          capture_output=True, text=True)
-    assert done.returncode == 1
+def test_errors_say_what_to_write(copy):
+    """A change that the docstring does not announce, and wrong claims of costs() and neutral()."""
+    wrong = {"costs": "costs(c, T):\n    return 7, 0, 0", "neutral": "neutral(model):\n    model.shift.data.fill_(1.0)"}
+    files = {f"mine_{name}": replaced(with_a_parameter(), ("\n\nif __name__", f"\n\ndef {claim}\n\n\nif __name__"))
+             for name, claim in wrong.items()}
+    files["mine_module"] = replaced(with_a_module(), ("Block.__init__, Block.forward, ", ""))
+    for name, source in files.items():
+        (copy / "models" / f"{name}.py").write_text(source)
+    tests = [f"tests/test_models.py::{test}[{name}-default]" for name, test in (
+        ("mine_costs", "test_costs_are_the_counted_parameters"),
+        ("mine_neutral", "test_neutral_setting_equals_the_baseline"))]
+    tests += ["tests/test_copies.py::test_unannounced_pieces_equal_the_baseline[mine_module]"]
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", *tests], cwd=copy, capture_output=True, text=True)
+    assert done.returncode == 1 and "3 failed" in done.stdout, done.stdout
     assert "Changed from gpt.py: Block.__init__, Block.forward, Model.init_weights" in done.stdout
-
-
-@pytest.mark.parametrize("claim, name",
-                         [("costs(c, T):\n    return 7, 0, 0", "costs"),
-                          ("neutral(model):\n    model.shift.data.fill_(1.0)", "neutral")])
-def test_a_wrong_claim_is_an_error_that_names_it(copy, claim, name):
-    (copy / "models" / "mine.py").write_text(replaced(with_a_parameter(),
-                                                      ('\n\nif __name__', f'\n\ndef {claim}\n\n\nif __name__')))
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "tests/test_models.py", "-k", f"mine and {name}"],
-                          cwd=copy, capture_output=True, text=True)
-    assert done.returncode == 1 and f"{name}() of models/mine.py" in done.stdout
-    assert "correct or remove it" in done.stdout
+    for name in wrong:
+        line = next(line for line in done.stdout.splitlines() if f"{name}() of models/mine_{name}.py" in line)
+        assert "correct or remove it" in line

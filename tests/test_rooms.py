@@ -80,8 +80,8 @@ def test_load_for_a_notebook(tmp_path):
     (["nothing"], "no model 'nothing'"), (["gpt", "n_head=7"], "n_head"),
     (["gpt", "n_layer=many"], "'many' is not a value of n_layer"),
     (["gpt", "heads=2"], "gpt has no option 'heads=2'"), (["gpt", "n_layer=100000"], "n_layer 100,000 is too large")])
-def test_mistakes_of_the_report(words, said):
-    done = subprocess.run([sys.executable, "-m", "models", *words], cwd=ROOT, capture_output=True, text=True)
+def test_mistakes_of_the_report(words, said, scripts):
+    done = scripts.run("-m models", *words)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and said in done.stderr, done.stderr
     assert done.stderr.startswith("python -m models: error: ") and done.stdout == ""
 

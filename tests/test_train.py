@@ -37,9 +37,10 @@ def command(script, *words):
     return [sys.executable, str(ROOT / script), *map(str, words)]
 
 
-def run(script, *words, PYTHONPATH="", **kwargs):
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH}
-    return subprocess.run(command(script, *words), capture_output=True, text=True, timeout=240, env=env, **kwargs)
+def process(words, **kwargs):
+    """A process of its own; most tests take the quicker scripts.run()."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(words, capture_output=True, text=True, **{"env": env, "timeout": 240, **kwargs})
 
 
 def rows(folder, kind="train"):
@@ -66,12 +67,6 @@ def assert_same_run(a, b):
 
 
 @pytest.fixture(scope="session")
-def scripts():
-    with Scripts() as scripts:
-        yield scripts
-
-
-@pytest.fixture(scope="session")
 def data(tmp_path_factory):
     """A data folder of 3,000 train tokens: 40 steps of 8 x 16 tokens are nearly two epochs."""
     folder = tmp_path_factory.mktemp("text")
@@ -82,10 +77,10 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def whole(data, tmp_path_factory):
+def whole(data, scripts, tmp_path_factory):
     """An uninterrupted run."""
     out = tmp_path_factory.mktemp("runs") / "whole"
-    done = run("train.py", *flags(**SMALL, data=data, out=out))
+    done = scripts.run("train.py", *flags(**SMALL, data=data, out=out))
     assert done.returncode == 0, done.stderr
     return out
 
@@ -170,7 +165,7 @@ def start(*words):
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signal_saves_and_resume_is_exact(number, code, data, whole, tmp_path):
+def test_signal_saves_and_resume_is_exact(number, code, data, whole, scripts, tmp_path):
     out = tmp_path / "run"
     process = start(*flags(**SMALL, data=data, out=out))
     wait_for_step(out, 7, process)
@@ -180,13 +175,13 @@ def test_signal_saves_and_resume_is_exact(number, code, data, whole, tmp_path):
     assert f"python train.py --resume {out}" in printed.splitlines()[-1]
     step = runs.read_checkpoint(out)["step"]
     assert 7 <= step < 40 and f"after step {step}" in printed
-    assert run("train.py", "--resume", out).returncode == 0
+    assert scripts.run("train.py", "--resume", out).returncode == 0
     assert_same_run(whole, out)
 
 
-def test_non_finite_stops_before_the_step(data, tmp_path):
+def test_non_finite_stops_before_the_step(data, scripts, tmp_path):
     out = tmp_path / "run"
-    done = run("train.py", *flags(**{**SMALL, "adamw_lr": 1e30, "save_every": 1}, data=data, out=out))
+    done = scripts.run("train.py", *flags(**{**SMALL, "adamw_lr": 1e30, "save_every": 1}, data=data, out=out))
     assert done.returncode == 3 and "Traceback" not in done.stderr
     last = done.stdout.splitlines()[-1]
     step = runs.read_checkpoint(out)["step"]
@@ -200,10 +195,9 @@ def test_full_disk_keeps_the_old_checkpoint(data, tmp_path):
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
     out = tmp_path / "run"
-    assert run("train.py",
-               *flags(**{**SMALL, "max_steps": 8, "schedule": "cosine"}, data=data, out=out)).returncode == 0
+    assert inside(*flags(**{**SMALL, "max_steps": 8, "schedule": "cosine"}, data=data, out=out)) == 0
     before = (out / "ckpt.pt").read_bytes()
-    done = run("train.py", *flags(**SMALL, data=data, out=tmp_path / "new"), preexec_fn=limit)
+    done = process(command("train.py", *flags(**SMALL, data=data, out=tmp_path / "new")), preexec_fn=limit)
     assert done.returncode == 1 and "Traceback" not in done.stderr and "could not be written" in done.stdout
     assert not list((tmp_path / "new").glob("ckpt*")) and len(rows(tmp_path / "new")) == 40
 
@@ -251,7 +245,7 @@ def test_adamw_and_bf16(data, tmp_path):
 
 
 def test_compiled_run(data, tmp_path):
-    small = {**SMALL, "max_steps": 3}
+    small = {**SMALL, "max_steps": 3, "n_layer": 1}
     assert inside(*flags(**small, data=data, out=tmp_path / "eager")) == 0
     assert inside(*flags(**small, data=data, out=tmp_path / "compiled"), "--compile") == 0
     assert np.allclose(losses(tmp_path / "eager"), losses(tmp_path / "compiled"), atol=1e-4)
@@ -263,8 +257,7 @@ def test_two_ranks_see_the_same_batch(data, tmp_path):
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
              str(ROOT / "train.py")]
     small = {**SMALL, "max_steps": 12, "micro_batch": 2, "model": models.names()[-1]}
-    done = subprocess.run(words + flags(**small, data=data, out=tmp_path / "two"), capture_output=True, text=True,
-                          timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = process(words + flags(**small, data=data, out=tmp_path / "two"))
     assert done.returncode == 0, done.stderr
     assert inside(*flags(**small, data=data, out=tmp_path / "one")) == 0
     for kind, other in dict(train="grad_norm", val="bpb").items():
@@ -275,14 +268,13 @@ def test_two_ranks_see_the_same_batch(data, tmp_path):
 def test_half_a_torchrun_is_refused(data, tmp_path):
     env = {key: value for key, value in os.environ.items()
            if key not in ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
-    done = subprocess.run(command("train.py", *flags(**SMALL, data=data, out=tmp_path / "x")), capture_output=True,
-                          text=True, env={**env, "RANK": "0"})
+    done = process(command("train.py", *flags(**SMALL, data=data, out=tmp_path / "x")), env={**env, "RANK": "0"})
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "LOCAL_RANK" in done.stderr and not (tmp_path / "x").exists()
 
 
-def test_eval_and_sample(whole, data, tmp_path):
-    done = run("eval.py", whole, "--tokens", 500, "--json", tmp_path / "e.json")
+def test_eval_and_sample(whole, data, scripts, tmp_path):
+    done = scripts.run("eval.py", whole, "--tokens", 500, "--json", tmp_path / "e.json")
     assert done.returncode == 0, done.stderr
     (row,) = json.loads((tmp_path / "e.json").read_text())
     last = rows(whole, "val")[-1]
@@ -301,9 +293,9 @@ def test_eval_and_sample(whole, data, tmp_path):
     assert row["bpb"] == pytest.approx(nats / math.log(2) / size, abs=1e-4)
 
     words = [whole, "--prompt", "the c", "--max_new_tokens", 20, "--seed", 3]
-    first, again = run("sample.py", *words), run("sample.py", *words)
+    first, again = scripts.run("sample.py", *words), scripts.run("sample.py", *words)
     assert first.returncode == 0 and first.stdout == again.stdout and first.stdout.startswith("the c")
-    assert run("sample.py", whole, "--n", 2, "--top_k", 2, "--max_new_tokens", 4).stdout.count("---") == 2
+    assert scripts.run("sample.py", whole, "--n", 2, "--top_k", 2, "--max_new_tokens", 4).stdout.count("---") == 2
 
 
 def test_the_default_name_is_numbered(data, tmp_path, monkeypatch):
@@ -445,7 +437,7 @@ def test_bad_input_of_the_other_scripts(script, words, said, whole, scripts, tmp
     assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1 and said in done.stderr, done.stderr
 
 
-def test_eval_of_a_run_with_its_own_vocabulary(data, tmp_path):
+def test_eval_of_a_run_with_its_own_vocabulary(data, scripts, tmp_path):
     """Scored on its data, also from another folder with the same vocabulary; refused on byte tokens."""
     (tmp_path / "ranks").write_bytes(b"\n".join(base64.b64encode(bytes([255 - i])) + b" %d" % i for i in range(256)))
     (tmp_path / "a.txt").write_text("some text " * 99)
@@ -453,29 +445,35 @@ def test_eval_of_a_run_with_its_own_vocabulary(data, tmp_path):
         data_prep.prepare_text([tmp_path / "a.txt"], tmp_path / name, str(tmp_path / "ranks"), val_frac=0.2)
     assert inside(*flags(**{**SMALL, "max_steps": 1, "warmup_steps": 1}, data=tmp_path / "own",
                          out=tmp_path / "run")) == 0
-    assert run("eval.py", tmp_path / "run").returncode == 0
-    assert run("eval.py", tmp_path / "run", "--data", tmp_path / "copy").returncode == 0
-    done = run("eval.py", tmp_path / "run", "--data", data)
+    assert scripts.run("eval.py", tmp_path / "run").returncode == 0
+    assert scripts.run("eval.py", tmp_path / "run", "--data", tmp_path / "copy").returncode == 0
+    done = scripts.run("eval.py", tmp_path / "run", "--data", data)
     assert done.returncode == 2 and "other tokens" in done.stderr and len(done.stderr.strip().splitlines()) == 1
 
 
-def test_help_shows_the_model_options():
+def test_help_shows_the_model_options(scripts):
     name = models.names()[-1]
     own = {f.name for f in fields(models.module(name).Config)} - {f.name for f in fields(models.module("gpt").Config)}
-    done = run("train.py", "--model", name, "--help")
+    done = scripts.run("train.py", "--model", name, "--help")
     assert done.returncode == 0 and own and all(f"--{option} " in done.stdout for option in own | {"muon_lr"})
 
 
+@pytest.fixture(scope="session")
+def alone():
+    with Scripts("--alone") as alone:
+        yield alone
+
+
 @pytest.mark.parametrize("name", models.names())
-def test_a_model_file_runs_alone(name, tmp_path):
+def test_a_model_file_runs_alone(name, alone, tmp_path):
     (tmp_path / f"{name}.py").write_text(Path(models.module(name).__file__).read_text())
-    done = subprocess.run([sys.executable, f"{name}.py"], cwd=tmp_path, capture_output=True, text=True)
+    done = alone.run(tmp_path / f"{name}.py", cwd=tmp_path)
     assert done.returncode == 0 and " parameters; loss after a step: " in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("name", models.names())
-def test_self_report(name):
-    done = subprocess.run([sys.executable, "-m", "models", name], cwd=ROOT, capture_output=True, text=True)
+def test_self_report(name, scripts):
+    done = scripts.run("-m models", name)
     assert done.returncode == 0, done.stderr
     assert " parameters (" in done.stdout and "forward FLOPs per token" in done.stdout
     if hasattr(models.module(name), "neutral"):
