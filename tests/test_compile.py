@@ -14,7 +14,8 @@ import models
 OTHERS = [case for case in CASES if case[1]]            # than default settings; of these every second one without --full
 AOT = [pytest.param(*case, marks=[pytest.mark.full] * (case in OTHERS[1::2])) for case in CASES]
 FEW = settings.pairs("COMPILED")
-INDUCTOR = FEW + [pytest.param(name, {}, marks=pytest.mark.full) for name in models.names() if (name, {}) not in FEW]
+DEFAULTS = [(name, {}) for name in models.names()]
+INDUCTOR = FEW + [pytest.param(*case, marks=pytest.mark.full) for case in DEFAULTS if case not in FEW]
 DECODED = models.names()
 
 

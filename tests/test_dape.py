@@ -310,7 +310,8 @@ def test_groups(conv, parts):
 
 
 def test_slopes_of_alibi():
-    for H, slopes in {**LOG2_SLOPES, 1: [-8], 2: [-4, -8], 8: [-1, -2, -3, -4, -5, -6, -7, -8], 3: [-4, -8, -2]}.items():
+    powers = {1: [-8], 2: [-4, -8], 3: [-4, -8, -2], 8: [-1, -2, -3, -4, -5, -6, -7, -8]}
+    for H, slopes in {**LOG2_SLOPES, **powers}.items():
         P = models.module("dape").AlibiBias(H)(torch.tensor([[0, 1, 5]]))
         assert P.flatten(1).tolist() == [pytest.approx([0.0, -2.0 ** e, -5 * 2.0 ** e]) for e in slopes]
 
