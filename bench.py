@@ -343,7 +343,8 @@ def show(head, results):
     c, compiled = head["shape"], "compiled" if head["compile"] else "eager"
     print(f"{head['date']}, {head['chip']}, torch {head['torch']}, {head['dtype']}, {compiled}; L{c['n_layer']} "
           f"d{c['d_model']} H{c['n_head']} d_ff {c['d_ff']} vocabulary {c['vocab_size']:,}, {head['batch']} x "
-          f"{head['seq_len']} tokens per step, {head['rounds']} rounds; decoding: {head['new_tokens']} tokens at batch 1.")
+          f"{head['seq_len']} tokens per step, {head['rounds']} rounds; "
+          f"decoding: {head['new_tokens']} tokens at batch 1.")
     if "matmul_flops_per_s" in head:
         print(f"Large matrix product {head['matmul_flops_per_s'] / 1e12:.3g} TFLOP/s, "
               f"copy {head['copy_bytes_per_s'] / 1e9:.3g} GB/s.")

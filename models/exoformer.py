@@ -197,7 +197,7 @@ class Mix(nn.Module):
         self.gamma = Gamma(c.d_model, 2 * len(shapes)) if c.mixing == "dynamic" else None
 
     def own(self, s, weight):
-        """lambda_self * W of stream s (heads D, C): (lambda_self * W) x is lambda_self * (W x) with fewer bytes moved."""
+        """lambda_self * W of stream s (heads D, C): (lambda_self * W) x is lambda_self * (W x) with fewer bytes."""
         return (self.lambda_self[s][..., None] * weight.unflatten(0, (-1, self.d_head))).flatten(0, 1)
 
     def forward(self, x, streams, anchors):

@@ -24,8 +24,8 @@ Paper and code: no code of the authors was found. Bounds and decays follow a pub
     - It bounds theta from above only. Here also from below.
     - What f reads is not stated. Here norm(x), at constant |x| a gain.
     - unprojected is the form of J. Sun, "The Architecture Stack" (web.stanford.edu/~jksun/blog/llm-architecture.html),
-      a text on this and four other papers. Its alpha_l, for the unit sphere, is scale decay(l) / sqrt(C) here. It says that
-      the norm is kept, which is so only if <x, g> = 0. Here the norm is restored after each step.
+      a text on this and four other papers. Its alpha_l, for the unit sphere, is scale decay(l) / sqrt(C) here. It says
+      that the norm is kept, which is so only if <x, g> = 0. Here the norm is restored after each step.
     - It also calls pre-norm and post-norm limits of the geodesic. They are not settings of it: pre-norm is its first
       order in theta without the projection, post-norm turns x to the direction of x + g.
 """

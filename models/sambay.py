@@ -148,7 +148,7 @@ class FullCache:
         self.pos, self.k, self.v = pos, *(torch.zeros(shape, dtype=dtype, device=pos.device) for _ in "kv")
 
     def append(self, k, v):
-        """Stores k, v (B, T, K, D) of the new tokens; returns all keys, values, and where they are seen (T, max_len)."""
+        """Stores k, v (B, T, K, D) of the new tokens; returns all keys, values, and their causal mask (T, max_len)."""
         at = self.pos + torch.arange(k.size(1), device=k.device)                    # (T,)
         self.k.index_copy_(2, at, k.transpose(1, 2).type_as(self.k))
         self.v.index_copy_(2, at, v.transpose(1, 2).type_as(self.v))

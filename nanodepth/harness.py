@@ -255,7 +255,7 @@ def run_tasks(lm, names, manager, num_fewshot, limit):
         loaded = manager.load(specs)
     except OSError as e:                                                    # ConnectionError is one
         raise UserError(f"the data of {', '.join(names)} cannot be had ({one_line(e)}): they are downloaded once; "
-                         "or give --task_dir with task files of your own") from None
+                        "or give --task_dir with task files of your own") from None
     except Exception as e:                                                  # a broken task file raises anything
         raise UserError(f"{', '.join(names)} cannot be loaded: {type(e).__name__}: {one_line(e)}") from None
     for task in loaded["tasks"].values():

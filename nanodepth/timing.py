@@ -44,7 +44,7 @@ class Row:
         self.times, self.decode_times, self.bytes, self.decoder = [], [], None, None
 
     def costs(self):
-        """What the model file says that it adds to gpt: (parameters, FLOPs per token, numbers read per token), or None."""
+        """What the model adds to gpt by its costs(): (parameters, FLOPs per token, numbers read per token), or None."""
         module = models.module(self.name)
         if self.name == "gpt":
             return 0, 0, 0
@@ -211,8 +211,8 @@ def across(model, world, optimizer, dtype):
     """Bytes per rank when train.py runs on `world` ranks (DDP): {"held", "gradients", "updates"}.
 
     held: fp32 weights, gradients and optimizer state, which last from step to step; activations and the bf16 copies of
-    the weights come on top. gradients, updates: sent by each rank in a step, in rings: the all-reduce of the gradients, and
-    Muon's all-gather of the largest share of updates in the run's precision.
+    the weights come on top. gradients, updates: sent by each rank in a step, in rings: the all-reduce of the gradients,
+    and Muon's all-gather of the largest share of updates in the run's precision.
     """
     shapes = {}
     for p in muon.split_params(model)[0]:

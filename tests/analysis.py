@@ -43,7 +43,7 @@ def probe_of(model):
 
 
 def numbers(model, batches=None, quiet=NO_QUIET):
-    """record.measure() with the model's own probes, on one batch of (2, 12) tokens if none are given."""
+    """record.measure() with the model's own probes, by default on one batch of (2, 12) tokens."""
     return record.measure(model, batches or [tokens()], quiet, probe_of(model))
 
 
@@ -106,7 +106,7 @@ def values_of(model):
 
 @torch.no_grad()
 def check_gates(model):
-    """The gates are the layers' true ones, found from what they do to the attention's output, which is made 1."""
+    """The recorded gates are the true ones: those that scale an attention output of 1."""
     truth = []
 
     class One(torch.overrides.TorchFunctionMode):

@@ -7,35 +7,45 @@ import pytest
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-signal.signal(signal.SIGINT, signal.default_int_handler)    # a background job ignores Ctrl-C, and so would the scripts under test
+# A background job ignores Ctrl-C, and so would the scripts under test.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 pytest.register_assert_rewrite("reference", "settings")
 
 import settings  # noqa: E402
 import torch  # noqa: E402
+from forked import Scripts  # noqa: E402
 
 import models  # noqa: E402
 
-torch.set_num_threads(1)                # the tests are small; more threads only wait for each other
+torch.set_num_threads(1)                # the tests are small: more threads would only wait
 
-# What `-m quick` takes: whole files, and tests by the beginning of their names. Of tests that run over all models it takes
-# those of an own file, of test_models.py every default setting, and in each file the first case of test_equations.
+# What `-m quick` takes: whole files, and tests whose names begin so. Besides these: all tests of a user's own model,
+# every default setting in test_models.py, and the first case of test_equations in each file.
 QUICK = {
     "test_copies": [""], "test_names": [""], "test_muon": [""],
     "test_compile": ["test_one_graph_forward_and_backward[gpt-default]", "test_one_graph_to_decode[gpt]"],
     "test_gpt": ["test_initial_values"],
     "test_train": ["test_log_and_run_folder", "test_lr_schedules", "test_every_model_learns_and_resumes[gpt]",
                    "test_what_must_not_change_the_losses", "test_a_few_steps_are_all_warm_up"],
-    "test_data_prep": ["test_shard", "test_bad_shards", "test_ids", "test_tokenizers", "test_an_epoch", "test_batch", "test_order",
-                       "test_negative", "test_val_batches", "test_fingerprint", "test_documents"],
+    "test_data_prep": ["test_shard", "test_bad_shards", "test_ids", "test_tokenizers", "test_an_epoch", "test_batch",
+                       "test_order", "test_negative", "test_val_batches", "test_fingerprint", "test_documents"],
 }
 
-# What only --full takes. Of tests over all models the default run keeps own files and every fifth.
+# What only --full runs. Of a test over all models the default run keeps every fifth model, and a user's own.
 SLOW = {
-    "test_endurance": ["test_ranks", "test_fuzz"],
-    "test_train": ["test_a_model_file_runs_alone", "test_self_report"],
+    "test_bench": ["test_compiled"],
+    "test_endurance": ["test_ranks", "test_fuzz", "test_full_disk"],
+    "test_train": ["test_self_report"],
     "test_eval": ["test_generate_until"],
     "test_kern": ["test_compiled_in_bf16_and_fp32"],
 }
+
+
+@pytest.fixture(scope="session")
+def scripts():
+    """Runs the repository's scripts quickly: scripts.run("train.py", "--max_steps", 0)."""
+    with Scripts() as scripts:
+        yield scripts
 
 
 def pytest_addoption(parser):

@@ -1,10 +1,10 @@
-"""Endurance: what happens to a run must not change it. Each part compares with runs that nothing happened to.
+"""Endurance: kills, faults and the number of processes must not change a run. Each part compares with undisturbed runs.
 
-    python tests/endurance.py kills --n 200     SIGKILL at random instants of data preparation and training, then resumed
-    python tests/endurance.py ranks             1, 2 and 4 processes: losses, bytes sent, checkpoints passed between them
+    python tests/endurance.py kills --n 200     SIGKILL at random moments of data preparation and training; resume
+    python tests/endurance.py ranks             1, 2 and 4 processes: losses, bytes sent, checkpoints resumed on fewer
     python tests/endurance.py faults --n 5      a rank killed, a full disk, two processes on one run folder
 
-Each prints its figures, and ends with an AssertionError if a promise was broken. On the CPU, on small models; Linux only.
+Each part prints its figures and ends with an AssertionError if a run differs. CPU, small models, Linux only.
 `test_endurance.py` runs short versions.
 """
 import argparse
@@ -43,8 +43,8 @@ from nanodepth import runs, timing  # noqa: E402
 from nanodepth.shards import Data  # noqa: E402
 
 # a checkpoint of 3 MB, so that writing it takes as long as a step
-RUN = dict(n_layer=3, d_model=96, n_head=2, d_ff=256, max_len=64, seq_len=16, batch_tokens=128, max_steps=30, warmup_steps=3,
-           eval_every=10, eval_tokens=500, save_every=1, device="cpu", dtype="fp32")
+RUN = dict(n_layer=3, d_model=96, n_head=2, d_ff=256, max_len=64, seq_len=16, batch_tokens=128, max_steps=30,
+           warmup_steps=3, eval_every=10, eval_tokens=500, save_every=1, device="cpu", dtype="fp32")
 
 
 def flags(**options):
@@ -52,12 +52,12 @@ def flags(**options):
 
 
 def environment():
-    """Of the processes: one thread; no memory that MKL keeps for itself, which would count as held by train.py."""
+    """Of the processes: one thread, and no memory kept by MKL, which would count as train.py's."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "MKL_DISABLE_FAST_MM": "1"}
 
 
 def start(script, *words, ranks=None, **kwargs):
-    """python SCRIPT, or torchrun of it, as a process of its own whose output goes to one pipe."""
+    """Starts python SCRIPT, or torchrun SCRIPT, with all output in one pipe."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks else []
     return subprocess.Popen([sys.executable, *launcher, str(ROOT / script), *map(str, words)], stdout=subprocess.PIPE,
                             stderr=subprocess.STDOUT, text=True, env=environment(), **kwargs)
@@ -111,10 +111,11 @@ def prepare(folder):
 
 
 def digest(run):
-    """(step, hash of every weight and of the whole optimizer state) of a run's checkpoint, read without mapping."""
+    """(step, hash of all weights and of the optimizer state) of a run's checkpoint, read without memory mapping."""
     checkpoint = runs.read_checkpoint(run)
     tensors = [*checkpoint["model"].values(), checkpoint["rng"]]
-    tensors += [t for o in checkpoint["optimizers"] for s in o["state"].values() for t in s.values() if torch.is_tensor(t)]
+    tensors += [t for o in checkpoint["optimizers"] for s in o["state"].values() for t in s.values()
+                if torch.is_tensor(t)]
     return checkpoint["step"], hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in tensors)).hexdigest()
 
 
@@ -125,7 +126,7 @@ def logged(run, kind="train", *keys):
 
 
 def history(run):
-    """All that a log says, but for times."""
+    """Everything in a log but the times."""
     return logged(run, "train", "loss", "grad_norm", "lr"), logged(run, "val", "loss", "bpb", "stats")
 
 
@@ -143,14 +144,14 @@ class Undisturbed:
 
 
 def kill(process):
-    """SIGKILL; whether it came before the process had ended by itself."""
+    """SIGKILL; True if the process was still running."""
     process.kill()
     process.communicate()
     return process.returncode == -signal.SIGKILL
 
 
 def wait_until(condition, process, seconds=120):
-    """Polls every half millisecond; False if the process ended before."""
+    """Polls every half millisecond; False if the process ends first."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if condition():
@@ -169,11 +170,12 @@ def n_steps(run):
 
 
 class Chain:
-    """Kills a data preparation, and then a training run up to `most` times; then lets it end, and compares."""
+    """Kills one data preparation, then a training run up to `most` times; then lets it finish and compares."""
 
     def __init__(self, folder, seed, whole, data, seconds, most):
-        self.folder, self.rng, self.whole, self.data, self.seconds, self.most = folder, random.Random(seed), whole, data, seconds, most
-        self.tally, self.run, self.latest = Counter(), folder / "run", -1       # latest: step of the newest checkpoint seen
+        self.folder, self.rng, self.whole, self.data = folder, random.Random(seed), whole, data
+        self.seconds, self.most = seconds, most
+        self.tally, self.run, self.latest = Counter(), folder / "run", -1       # latest: step of the last checkpoint
         folder.mkdir()
 
     def go(self, name):
@@ -205,7 +207,7 @@ class Chain:
         return start("train.py", *flags(**RUN, model=name, data=self.folder / "data", out=self.run))
 
     def kill_training(self, name):
-        """One kill and the checks after it. False if the run ended before."""
+        """One kill and the checks after it. False if the run ended first."""
         instant, temporary = self.rng.choice(["any time", "a step", "a write"]), self.run / "ckpt.pt.tmp"
         process = self.train(name)
         if instant == "any time":
@@ -246,7 +248,8 @@ def kills(n, seed, folder, names):
 
     def chain(i):
         name = names[i % len(names)]
-        return Chain(folder / f"chain-{i}", seed * 10_000 + i, wholes[name], data, seconds, min(10, -(-n // 2))).go(name)
+        most = min(10, -(-n // 2))
+        return Chain(folder / f"chain-{i}", seed * 10_000 + i, wholes[name], data, seconds, most).go(name)
 
     with ThreadPoolExecutor(2) as pool:
         for i in itertools.count(0, 2):
@@ -260,10 +263,10 @@ def kills(n, seed, folder, names):
 
 
 def bytes_sent():
-    """What the kernel has sent over all TCP connections of this process, headers of TCP not counted."""
+    """Bytes sent over all TCP connections of this process, without TCP headers."""
     total = 0
     for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):                                      # closed meanwhile; a socket of another kind
+        with contextlib.suppress(OSError):                                      # closed since, or not a TCP socket
             if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
                 with socket.socket(fileno=os.dup(int(fd))) as s:
                     info = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
@@ -272,7 +275,7 @@ def bytes_sent():
 
 
 def allocated():
-    """Bytes that are in use by the C library's allocator, in all threads."""
+    """Bytes in use in the C library's allocator, over all threads."""
     kinds = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
     info = type("mallinfo2", (ctypes.Structure,), {"_fields_": [(kind, ctypes.c_size_t) for kind in kinds]})
     mallinfo2 = ctypes.CDLL(None).mallinfo2
@@ -284,8 +287,8 @@ def allocated():
 def worker(orders, dtype):
     """One rank of ranks(): several runs of train.py in one process, one after the other.
 
-    An order: argv, and copy: {step: folder to copy the run to when that step is saved}. Writes ORDERS.RANK.json: for each
-    order the bytes sent from one step to the next, and the bytes held before the last micro-step.
+    An order has argv, and copy: {step: folder to copy the run to when that step is saved}. Writes ORDERS.RANK.json:
+    for each order the bytes sent from one step to the next, and the bytes held before the last micro-step.
     """
     rank, done = int(os.environ.get("RANK", 0)), []
     torch.set_default_dtype(getattr(torch, dtype))
@@ -320,28 +323,30 @@ def worker(orders, dtype):
 
 
 def give(world, folder, dtype, orders):
-    """Runs the orders on so many ranks, in this dtype; returns what worker() wrote, for each order a list with an entry per rank."""
+    """Runs the orders on `world` ranks; returns what worker() wrote: for each order a list with an entry per rank."""
     path = folder / f"orders-{time.monotonic_ns()}"
     path.write_text(json.dumps(orders))
-    finish(start("tests/endurance.py", "worker", "--orders", path, "--dtype", dtype, ranks=world if world > 1 else None))
+    words = ("worker", "--orders", path, "--dtype", dtype)
+    finish(start("tests/endurance.py", *words, ranks=world if world > 1 else None))
     return list(zip(*(json.loads(Path(f"{path}.{rank}.json").read_text()) for rank in range(world)), strict=True))
 
 
 def ranks(folder, names, dtype, measured, **shape):
     """The same run of each model on 1, 2 and 4 processes, and one that goes from two to one and back to two.
 
-    dtype: float32, or float64 to see that nothing but rounding differs. measured: models whose bytes are measured. shape: other
-    than RUN's.
+    dtype: float32, or float64 to show that only rounding differs. measured: models whose bytes are measured.
+    shape: options other than RUN's.
 
-    Returns rows of losses (model, processes, worst difference in a training loss, in the validation loss, to one process)
-    and of bytes (model, processes, what, by formula, measured).
+    Returns rows of losses (model, processes, largest difference to one process in a training loss, in a validation
+    loss) and of bytes (model, processes, what, by formula, measured).
     """
     data, steps, third = prepare(folder), RUN["max_steps"], RUN["max_steps"] // 3
     losses, sizes = [], []
 
     def order(name, kind, copy=None, **changes):
         changes = changes or shape
-        argv = flags(**{**RUN, "eval_every": steps, "save_every": third, "micro_batch": 2, "data": data, "model": name, **changes},
+        argv = flags(**{**RUN, "eval_every": steps, "save_every": third, "micro_batch": 2, "data": data, "model": name,
+                        **changes},
                      out=folder / f"{name} {kind}")
         return {"argv": argv, "copy": {str(third): str(folder / f"{name} {copy}")} if copy else {}}
 
@@ -350,7 +355,8 @@ def ranks(folder, names, dtype, measured, **shape):
         return {"argv": ["--resume", str(folder / f"{name} {kind}")], "copy": copies}
 
     def large(kind):                                                            # as many micro-steps as there can be
-        return [order(name, kind, max_steps=6, save_every=6, micro_batch=1, d_model=384, d_ff=1024) for name in measured]
+        return [order(name, kind, max_steps=6, save_every=6, micro_batch=1, d_model=384, d_ff=1024)
+                for name in measured]
 
     told = {2: give(2, folder, dtype, [order(name, "2", "2, 1") for name in names] + large("large 2"))}
     give(1, folder, dtype, [order(name, "1") for name in names] + [resume(name, "2, 1", "2, 1, 2") for name in names])
@@ -360,13 +366,14 @@ def ranks(folder, names, dtype, measured, **shape):
         one, val = (np.array(logged(folder / f"{name} 1", kind, "loss")) for kind in ("train", "val"))
         for kind in ("2", "4", "2, 1", "2, 1, 2"):
             many, last = (np.array(logged(folder / f"{name} {kind}", which, "loss")) for which in ("train", "val"))
-            assert len(one) == steps and (one[:, 0] == many[:, 0]).all() and (val[:, 0] == last[:, 0]).all(), "steps are missing"
+            assert len(one) == steps, "steps are missing"
+            assert (one[:, 0] == many[:, 0]).all() and (val[:, 0] == last[:, 0]).all(), "steps are missing"
             losses.append((name, kind, np.abs(one - many).max(), np.abs(val - last).max()))
     size = torch.finfo(getattr(torch, dtype)).bits / 32                         # the formulas are for float32
     for i, name in enumerate(measured):
         for world, answers in told.items():
             formula = timing.across(runs.load(folder / f"{name} large {world}")[0], world, "muon", "fp32")
-            each = answers[len(names) + i]                                      # rank; the runs before have filled torch's caches
+            each = answers[len(names) + i]                                      # of each rank, with warm caches
             sent = max(np.median(answer["sent"]) for answer in each)
             sizes.append((name, world, "sent per step", size * (formula["gradients"] + formula["updates"]), sent))
             sizes.append((name, world, "held", size * formula["held"], max(answer["held"] for answer in each)))
@@ -388,7 +395,7 @@ def rank_pids(launcher):
 
 
 def lost_rank(folder, seed, data, whole):
-    """SIGKILL to one of two ranks at a random step: the other says so and ends; the run resumes. Returns the seconds it took."""
+    """SIGKILL to one of two ranks at a random step: the other reports it and ends; the run resumes. Returns seconds."""
     rng, run = random.Random(seed), folder / f"lost-{seed}"
     process = start("train.py", *flags(**RUN, data=data, out=run), ranks=2)
     aim = rng.randrange(1, RUN["max_steps"] - 5)
@@ -398,7 +405,8 @@ def lost_rank(folder, seed, data, whole):
     began = time.monotonic()
     output = process.communicate(timeout=120)[0]
     seconds = time.monotonic() - began
-    said = [line for line in output.splitlines() if line.startswith(f"train.py: rank {1 - victim}: another rank is gone: stopped")]
+    said = [line for line in output.splitlines()
+            if line.startswith(f"train.py: rank {1 - victim}: another rank is gone: stopped")]
     assert process.returncode == 1 and len(said) == 1 and "--resume" in said[0] and seconds < 60, output
     assert f"[{victim}]" not in output.split("another rank is gone")[0] and "train.py\", line" not in output, output
     digest(run)
@@ -408,9 +416,9 @@ def lost_rank(folder, seed, data, whole):
 
 
 def full_disk(folder, data, whole, freed):
-    """A run on a disk of its own that is filled up, and freed again while it runs, or after it and then resumed.
+    """A run on its own disk, which fills up and is freed while the run goes on, or after it and the run is resumed.
 
-    Needs the right to mount, see in_namespace(). Returns what the run said.
+    Needs the right to mount, see in_namespace(). Returns what the run printed.
     """
     disk = folder / f"disk {freed}"
     disk.mkdir()
@@ -442,7 +450,7 @@ def full_disk(folder, data, whole, freed):
 
 
 def in_namespace(*words):
-    """This script with these words, in a namespace where it may mount disks; None if this machine does not allow that."""
+    """Runs this script in a namespace where it may mount disks; None if this machine does not allow that."""
     inner = ["unshare", "--user", "--map-root-user", "--mount"]
     if not shutil.which("unshare") or subprocess.run([*inner, "true"], stderr=subprocess.DEVNULL).returncode:
         return None
@@ -452,7 +460,7 @@ def in_namespace(*words):
 
 
 def two_processes(folder, data, whole):
-    """Two processes that start with one --out, and that resume one run while it goes on: one is refused, the other not disturbed."""
+    """Two processes start with the same --out, then resume the same run: one is refused, the other is not disturbed."""
     run = folder / "shared"
     both = [start("train.py", *flags(**RUN, data=data, out=run)) for _ in range(2)]
     outputs = [process.communicate(timeout=120)[0] for process in both]
@@ -468,15 +476,17 @@ def two_processes(folder, data, whole):
     both = [start("train.py", "--resume", again) for _ in range(2)]
     outputs = [process.communicate(timeout=120)[0] for process in both]
     codes = sorted(process.returncode for process in both)
-    assert codes in ([0, 2], [0, 0]), outputs                                   # 0, 0: one had ended when the other began
-    assert codes == [0, 0] or any("in use by another process" in out and out.count("\n") == 1 for out in outputs), outputs
+    assert codes in ([0, 2], [0, 0]), outputs                   # [0, 0]: one ended before the other began
+    assert codes == [0, 0] or any("in use by another process" in out and out.count("\n") == 1
+                                  for out in outputs), outputs
     assert history(again) == history(whole) and digest(again) == digest(whole)
     return codes
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("kills", "ranks", "faults", "disk", "worker"), help="disk, worker: used by the other parts")
+    parser.add_argument("part", choices=("kills", "ranks", "faults", "disk", "worker"),
+                        help="disk, worker: used by the other parts")
     parser.add_argument("--n", type=int, default=200, help="kills, or killed ranks [%(default)s]")
     parser.add_argument("--seed", type=int, default=0)
     for name in ("orders", "dtype"):
@@ -495,16 +505,17 @@ if __name__ == "__main__":
                 (folder / dtype).mkdir()
                 losses, sizes = ranks(folder / dtype, models.names(), dtype, models.names())
                 for name, kind, train_loss, val_loss in losses:
-                    print(f"{dtype} {name:11} processes {kind:8} against 1: training losses differ by at most {train_loss:.1e}, "
-                          f"validation {val_loss:.1e}")
+                    print(f"{dtype} {name:11} processes {kind:8} against 1: training losses differ by at most "
+                          f"{train_loss:.1e}, validation {val_loss:.1e}")
             for name, world, what, formula, measured in sizes:
-                print(f"{name:11} on {world} processes, {what:13}: {formula:12,.0f} bytes by formula, {measured:12,.0f} measured "
-                      f"({measured / formula - 1:+.2%})")
+                print(f"{name:11} on {world} processes, {what:13}: {formula:12,.0f} bytes by formula, "
+                      f"{measured:12,.0f} measured ({measured / formula - 1:+.2%})")
         elif args.part == "disk":
             data = prepare(folder)
             whole = Undisturbed("gpt", data, folder)
             for freed in (True, False):
-                print("freed while it runs:" if freed else "freed after the run:", full_disk(folder, data, whole, freed))
+                print("freed while it runs:" if freed else "freed after the run:",
+                      full_disk(folder, data, whole, freed))
         else:
             data = prepare(folder)
             whole = Undisturbed("gpt", data, folder)

@@ -1,7 +1,10 @@
 """The repository's scripts as processes that start in milliseconds: forked from one that has imported torch already.
 
     with Scripts() as scripts:
-        done = scripts.run("train.py", "--max_steps", 0)        # done.returncode, done.stdout, done.stderr; None: too slow
+        done = scripts.run("train.py", "--max_steps", 0)
+
+done has returncode (None: too slow), stdout and stderr. "-m models" runs a module. Scripts("--alone") knows nothing but
+torch: it runs a file as if it were in an empty folder.
 """
 import json
 import os
@@ -21,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def within(script, main, *words):
-    """The exit code of a script's main(argv) within this process, with the line on stderr that the script's end would print."""
+    """The exit code of a script's main(argv) in this process; prints the error line as the script would."""
     from nanodepth.options import UserError, exit_code
     try:
         return main([*map(str, words)])
@@ -32,9 +35,11 @@ def within(script, main, *words):
 
 
 class Scripts:
-    def __init__(self):
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "HTTPS_PROXY": "http://127.0.0.1:9", "TIKTOKEN_CACHE_DIR": "/nonexistent"}
-        self.server = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+    def __init__(self, *flags):
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "HTTPS_PROXY": "http://127.0.0.1:9",
+               "TIKTOKEN_CACHE_DIR": "/nonexistent"}
+        self.server = subprocess.Popen([sys.executable, __file__, *flags], stdin=subprocess.PIPE,
+                                       stdout=subprocess.PIPE, text=True, env=env)
         self.turn = threading.Lock()
 
     def __enter__(self):
@@ -45,27 +50,35 @@ class Scripts:
         self.server.wait()
 
     def run(self, script, *words, cwd=ROOT, seconds=60, PYTHONPATH=None):
-        """One at a time; from several threads they queue."""
+        """Runs one script at a time; calls from several threads wait."""
         with self.turn:
-            order = {"script": str(ROOT / script), "words": [str(w) for w in words], "cwd": str(cwd), "seconds": seconds, "path": PYTHONPATH}
+            path = script if str(script).startswith("-m ") else str(ROOT / script)
+            order = {"script": path, "words": [str(w) for w in words], "cwd": str(cwd),
+                     "seconds": seconds, "path": PYTHONPATH}
             self.server.stdin.write(json.dumps(order) + "\n")
             self.server.stdin.flush()
             return SimpleNamespace(**json.loads(self.server.stdout.readline()))
 
 
 def child(order, out, err):
-    """Becomes `python SCRIPT WORDS` as far as the script can tell."""
+    """To the script this process looks like `python SCRIPT WORDS`."""
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(out, 1)
     os.dup2(err, 2)
-    resource.setrlimit(resource.RLIMIT_AS, (16 * 2 ** 30, 16 * 2 ** 30))        # too much memory is an error, not a dead machine
+    # Too much memory is an error and does not stop the machine.
+    resource.setrlimit(resource.RLIMIT_AS, (16 * 2 ** 30, 16 * 2 ** 30))
     os.chdir(order["cwd"])
-    sys.path[:1] = [str(Path(order["script"]).parent)] + [order["path"]] * (order["path"] is not None)
-    sys.argv = [order["script"], *order["words"]]
+    script = order["script"]
+    module = script.removeprefix("-m ") if script.startswith("-m ") else None
+    sys.path[:1] = [str(ROOT if module else Path(script).parent)] + [order["path"]] * (order["path"] is not None)
+    sys.argv = [script, *order["words"]]
     code = 1
     try:
-        runpy.run_path(order["script"], run_name="__main__")
+        if module:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(script, run_name="__main__")
         code = 0
     except SystemExit as e:
         code = e.code if isinstance(e.code, int) else 0 if e.code is None else 1
@@ -78,7 +91,8 @@ def child(order, out, err):
     os._exit(code & 255)
 
 
-def serve():
+def prepare():
+    """Imports what the scripts import."""
     sys.path.insert(0, str(ROOT))
     import torch.distributed  # noqa: F401
     import torch.nn.parallel  # noqa: F401
@@ -89,9 +103,14 @@ def serve():
     import nanodepth.record  # noqa: F401
     for name in models.names():
         models.module(name)
+
+
+def serve():
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     for line in sys.stdin:
         order = json.loads(line)
+        if order["script"].endswith("bench.py"):
+            import nanodepth.timing  # noqa: F401  (with the whole compiler)
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             pid = os.fork()
             if pid == 0:
@@ -112,4 +131,8 @@ def serve():
 
 
 if __name__ == "__main__":
+    if "--alone" in sys.argv:
+        import torch  # noqa: F401
+    else:
+        prepare()
     serve()

@@ -1,10 +1,10 @@
 """Wrong input of all kinds: shards, meta.json, checkpoints, run folders, texts, vocabularies, command lines; seeded.
 
-    python tests/fuzz.py --n 1000 --seed 0      figures, and every case that broke the rule, with how to repeat it
-    python tests/fuzz.py --case 17 --keep DIR   one case, its files left in DIR
+    python tests/fuzz.py --n 1000 --seed 0      counts, and every case that breaks the rule, with how to repeat it
+    python tests/fuzz.py --case 17 --keep DIR   one case; its files stay in DIR
 
-The rule: a run that ends well (exit code 0, or 3 where a loss is not finite), or one line on stderr and exit code 2, with
-every file as it was. Never a traceback, never longer than a minute, and never a piece of code from a checkpoint executed.
+The rule: the script ends well (exit code 0, or 3 if a loss is not finite), or prints one line on stderr, exits with 2
+and changes no file. Never a traceback, never more than a minute, and no code from a checkpoint is executed.
 """
 import argparse
 import base64
@@ -35,11 +35,11 @@ import data_prep  # noqa: E402, I001
 import models  # noqa: E402
 import train  # noqa: E402
 
-SMALL = dict(n_layer=2, d_model=32, n_head=2, d_ff=64, max_len=64, seq_len=16, batch_tokens=64, max_steps=2, warmup_steps=1,
-             eval_every=1, eval_tokens=100, device="cpu", dtype="fp32")
+SMALL = dict(n_layer=2, d_model=32, n_head=2, d_ff=64, max_len=64, seq_len=16, batch_tokens=64, max_steps=2,
+             warmup_steps=1, eval_every=1, eval_tokens=100, device="cpu", dtype="fp32")
 SHORT = ["--tokens", "100", "--device", "cpu"]
-JUNK = (None, True, -1, 0, 1, 3, 2 ** 31, 2 ** 63, 10 ** 30, 0.5, -1e308, math.inf, math.nan, "", "gpt", "byte", "../..", "/", "x" * 300,
-        "\0", "ü\n", [], [1], [[]], {}, {"a": 1}, b"\xff", ())
+JUNK = (None, True, -1, 0, 1, 3, 2 ** 31, 2 ** 63, 10 ** 30, 0.5, -1e308, math.inf, math.nan, "", "gpt", "byte",
+        "../..", "/", "x" * 300, "\0", "ü\n", [], [1], [[]], {}, {"a": 1}, b"\xff", ())
 
 
 class Bomb:
@@ -53,7 +53,7 @@ class Bomb:
 
 
 def good_folder(folder):
-    """What the cases are copies of: data, data with a vocabulary of its own, a finished run on each, texts."""
+    """What the cases copy: data, data with its own vocabulary, a finished run on each, and texts."""
     folder.mkdir()
     (folder.parent / "without").mkdir()
     (folder.parent / "without" / "matplotlib.py").write_text("raise ImportError")
@@ -67,7 +67,7 @@ def good_folder(folder):
     (folder / "ranks").write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % i for i, token in enumerate(tokens)))
     data_prep.prepare_text([folder / "a.txt"], folder / "own", str(folder / "ranks"), val_frac=0.2)
     before = os.getcwd()
-    os.chdir(folder)                                                            # so that the runs name their data relatively
+    os.chdir(folder)                                            # the runs name their data by a relative path
     try:
         inside(flags(**SMALL, data="data", out="run"))
         inside(flags(**{**SMALL, "model": models.names()[-1]}, data="own", out="run of its own"))
@@ -79,7 +79,7 @@ def good_folder(folder):
 
 
 def spoil_bytes(path, rng):
-    """Changes a file as disks, networks and editors do."""
+    """Damages a file as disks, networks and editors do."""
     raw = bytearray(path.read_bytes())
     kind = rng.choice(["cut", "grow", "flip", "header", "zeros", "empty", "delete", "swap", "folder"])
     if kind == "cut":
@@ -131,13 +131,15 @@ def spoil_tree(tree, rng, junk):
 
 
 def tensor_junk(t, rng):
-    return rng.choice([t[:0], t.double(), t.to(torch.int32), t.flatten(), t.clone().fill_(math.nan) if t.is_floating_point() else t,
-                       t.unsqueeze(0), torch.zeros(2), t.to_sparse() if t.ndim == 2 else t])
+    return rng.choice([t[:0], t.double(), t.to(torch.int32), t.flatten(),
+                       t.clone().fill_(math.nan) if t.is_floating_point() else t, t.unsqueeze(0), torch.zeros(2),
+                       t.to_sparse() if t.ndim == 2 else t])
 
 
 def spoil_checkpoint(path, rng):
     checkpoint = torch.load(path, weights_only=True)
-    bomb, kind = Bomb(path.parent.parent / "code ran"), rng.choice(["tree", "tree", "tree", "tensor", "tensor", "code", "code", "pickle", "other"])
+    bomb = Bomb(path.parent.parent / "code ran")
+    kind = rng.choice(["tree", "tree", "tree", "tensor", "tensor", "code", "code", "pickle", "other"])
     if kind == "tree":
         part = rng.choice(["all", "config", "config", "options", "optimizers"])
         tree = {"all": checkpoint, "config": checkpoint["config"], "options": checkpoint["config"]["options"],
@@ -150,7 +152,8 @@ def spoil_checkpoint(path, rng):
         where[key] = tensor_junk(where[key], rng)
         kind = f"tensor {key}: {where[key].dtype} {tuple(where[key].shape)}"
     elif kind == "code":
-        rng.choice([checkpoint, checkpoint["config"], checkpoint["model"], checkpoint["config"]["options"]])[rng.choice(["step", "x"])] = bomb
+        config = checkpoint["config"]
+        rng.choice([checkpoint, config, checkpoint["model"], config["options"]])[rng.choice(["step", "x"])] = bomb
     elif kind == "pickle":
         path.write_bytes(pickle.dumps(rng.choice([bomb, {"model": bomb}, [bomb]]), protocol=rng.choice([0, 2, 4])))
         return "a pickle with code"
@@ -163,10 +166,12 @@ def spoil_checkpoint(path, rng):
 
 def value_for(kind, rng):
     """Text for a flag of this type, mostly wrong."""
-    numbers = ["-1", "0", "1", "2", "3", "7", "16", "1e3", "0.5", "1_0", "2147483648", "9223372036854775808", "1" + "0" * 30, "nan", "inf", "-inf",
-               "-0", "1e-400", "1e400", "0x10", " 4 ", "٣", "", "none", "true", "x", "--", "-", "\n"]
-    words = ["", " ", "none", "gpt", "muon", "adamw", "cosine", "elementwise", "headwise", "relu", "q,k", "qkv", "external", "cuda", "cuda:99", "meta",
-             "cpu:0", "data", "run", "a.txt", "/", "..", "../..", "x" * 300, "ü", "\n", "-", "%s", "{}"]
+    numbers = ["-1", "0", "1", "2", "3", "7", "16", "1e3", "0.5", "1_0", "2147483648", "9223372036854775808",
+               "1" + "0" * 30, "nan", "inf", "-inf", "-0", "1e-400", "1e400", "0x10", " 4 ", "٣", "", "none", "true",
+               "x", "--", "-", "\n"]
+    words = ["", " ", "none", "gpt", "muon", "adamw", "cosine", "elementwise", "headwise", "relu", "q,k", "qkv",
+             "external", "cuda", "cuda:99", "meta", "cpu:0", "data", "run", "a.txt", "/", "..", "../..", "x" * 300,
+             "ü", "\n", "-", "%s", "{}"]
     return rng.choice(words if kind is str else numbers if rng.random() < 0.85 else words)
 
 
@@ -175,12 +180,14 @@ def value_for(kind, rng):
 
 def users_of(folder, run):
     """Commands that read a data folder and a run made on it."""
-    return [["train.py", *flags(**SMALL, data=folder, out="new")], ["train.py", "--resume", run], ["eval.py", run, *SHORT],
-            ["eval.py", run, "--data", folder, *SHORT], ["analyze.py", "probe", run, "--out", "new", *SHORT], ["sample.py", run, "--max_new_tokens", "5", "--prompt", "the"]]
+    return [["train.py", *flags(**SMALL, data=folder, out="new")], ["train.py", "--resume", run],
+            ["eval.py", run, *SHORT], ["eval.py", run, "--data", folder, *SHORT],
+            ["analyze.py", "probe", run, "--out", "new", *SHORT],
+            ["sample.py", run, "--max_new_tokens", "5", "--prompt", "the"]]
 
 
 def text_commands():
-    """Commands that read texts, each with the file of its own."""
+    """Commands that read texts, each with its file."""
     command = ["data_prep.py", "text", "--out", "new", "--val_frac", "0.2"]
     return [[*command, name, "--tokenizer", "byte"] for name in ("a.txt", "a.jsonl", "a.txt.gz", "a.txt.xz")] + [
         [*command, "a.txt", "--tokenizer", "ranks"]]
@@ -195,7 +202,8 @@ def spoil_data(folder, rng):
         (folder / name / "meta.json").write_text(json.dumps(meta))
     else:
         path = rng.choice({"shard": sorted((folder / name).glob("*.bin")), "meta": [folder / name / "meta.json"],
-                           "other": [p for p in sorted((folder / name).iterdir()) if p.suffix in (".npy", ".tiktoken")]}[kind])
+                           "other": [p for p in sorted((folder / name).iterdir())
+                                     if p.suffix in (".npy", ".tiktoken")]}[kind])
         said = spoil_bytes(path, rng)
     return f"{name}: {said}", rng.choice(users_of(name, run))
 
@@ -224,15 +232,18 @@ def command_line(folder, rng):
         help_text = {"eval.py": "data:str tokens:int seq_len:int batch_tokens:int device:str json:str",
                      "sample.py": "prompt:str n:int max_new_tokens:int temperature:float top_k:int seed:int device:str",
                      "analyze.py": "out:str data:str tokens:int batch_tokens:int device:str",
-                     "data_prep.py": "name:str out:str tokenizer:str train_bpe:int val_frac:float val:str field:str shard_tokens:int",
-                     "bench.py": "models:str preset:str n_layer:int d_model:int n_head:int n_kv_head:int d_ff:int vocab_size:int seq_len:int "
-                                 "batch:int dtype:str rounds:int prompt:int new_tokens:int device:str json:str ranks:int"}[script]
+                     "data_prep.py": "name:str out:str tokenizer:str train_bpe:int val_frac:float val:str field:str "
+                                     "shard_tokens:int",
+                     "bench.py": "models:str preset:str n_layer:int d_model:int n_head:int n_kv_head:int d_ff:int "
+                                 "vocab_size:int seq_len:int batch:int dtype:str rounds:int prompt:int new_tokens:int "
+                                 "device:str json:str ranks:int"}[script]
         known = [tuple(word.split(":")) for word in help_text.split()]
         known = [(name, {"int": int, "float": float, "str": str}[kind]) for name, kind in known]
-        words = {"eval.py": ["run", *SHORT], "analyze.py": ["probe", "run", "--out", "new", *SHORT], "sample.py": ["run", "--max_new_tokens", "5"],
+        words = {"eval.py": ["run", *SHORT], "analyze.py": ["probe", "run", "--out", "new", *SHORT],
+                 "sample.py": ["run", "--max_new_tokens", "5"],
                  "data_prep.py": ["text", "a.txt", "--name", "new", "--tokenizer", "byte"],
-                 "bench.py": "--models gpt --n_layer 1 --d_model 32 --n_head 1 --vocab_size 64 --seq_len 16 --rounds 1 --prompt 4 "
-                             "--new_tokens 2 --no-compile --device cpu --profile trace.json".split()}[script]
+                 "bench.py": "--models gpt --n_layer 1 --d_model 32 --n_head 1 --vocab_size 64 --seq_len 16 --rounds 1 "
+                             "--prompt 4 --new_tokens 2 --no-compile --device cpu --profile trace.json".split()}[script]
     for name, kind in rng.sample(known, rng.randrange(1, 4)):
         if name in ("max_steps", "batch_tokens"):                               # a long run is not a mistake
             words += [f"--{name}", rng.choice(["0", "-1", "x", "1", "2", "16", "17", "inf"])]
@@ -241,7 +252,8 @@ def command_line(folder, rng):
         else:
             words += [f"--{name}", value_for(kind, rng)] if rng.random() < 0.8 else [f"--{name}={value_for(kind, rng)}"]
     if rng.random() < 0.15:
-        words.insert(rng.randrange(len(words) + 1), rng.choice(["--", "-h=", "--unknown", "extra", "--mod", "--resume", "@file", "--models=gpt:"]))
+        words.insert(rng.randrange(len(words) + 1),
+                     rng.choice(["--", "-h=", "--unknown", "extra", "--mod", "--resume", "@file", "--models=gpt:"]))
     return "command line", [script, *words]
 
 
@@ -249,22 +261,23 @@ KINDS = {"data": spoil_data, "run": spoil_run, "text": spoil_text, "command line
 
 
 def tree_of(folder):
-    """{path: hash of the contents}; the lock file of a run is nobody's."""
+    """{path: hash of the contents} without the lock files of runs."""
     return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() if p.is_file() else "folder"
             for p in sorted(folder.rglob("*")) if p.name != ".lock"}
 
 
 def case(i, seed, good, folder, scripts):
-    """One case in a copy of `good`. Returns (kind, exit code, None or what broke the rule)."""
+    """One case in a copy of `good`. Returns (kind, exit code, None or how it breaks the rule)."""
     rng = random.Random(f"{seed} {i}")
     kind = list(KINDS)[i % len(KINDS)]
     shutil.copytree(good, folder)
     said, words = KINDS[kind](folder, rng)
     before = tree_of(folder)
-    named = [word.removeprefix("--json=") for flag, word in pairwise(words) if flag == "--json" or word.startswith("--json=")]
+    named = [word.removeprefix("--json=") for flag, word in pairwise(words)
+             if flag == "--json" or word.startswith("--json=")]
     if any("\0" in word for word in words):
         words = [word.replace("\0", "") for word in words]                      # no command line can hold it
-    done = scripts.run(*words, cwd=folder, PYTHONPATH=str(good.parent / "without"))         # without matplotlib, for speed
+    done = scripts.run(*words, cwd=folder, PYTHONPATH=str(good.parent / "without"))     # without matplotlib: faster
     after, lines, broken = tree_of(folder), done.stderr.strip("\n").split("\n"), []
     if done.returncode is None:
         broken.append("a hang")
@@ -276,7 +289,8 @@ def case(i, seed, good, folder, scripts):
         if len(lines) != 1 or not re.match(rf"{words[0]}: error: .", lines[0]) or len(lines[0]) > 1000:
             broken.append("not one line")
         if before != after:
-            broken.append(f"files changed: {sorted(k for k in before.keys() | after.keys() if before.get(k) != after.get(k))[:5]}")
+            changed = sorted(k for k in before.keys() | after.keys() if before.get(k) != after.get(k))
+            broken.append(f"files changed: {changed[:5]}")
     elif any(before[k] != after.get(k) for k in before if not k.startswith("run") and k not in named):
         broken.append("input files changed")
     if (folder / "code ran").exists():
@@ -286,11 +300,11 @@ def case(i, seed, good, folder, scripts):
 
 
 def fuzz(n, seed, folder, first=0):
-    """Runs n cases; returns ({(kind, exit code): count}, reports of those that broke the rule)."""
+    """Runs n cases; returns ({(kind, exit code): count}, reports of those that break the rule)."""
     good, counts, reports = folder / "good", Counter(), []
     good_folder(good)
     with Scripts() as one, Scripts() as two, ThreadPoolExecutor(2) as pool:
-        shutil.copytree(good, folder / "unspoilt")                              # without which "always an error" would do
+        shutil.copytree(good, folder / "unspoilt")                              # undamaged input must not be an error
         for words in (*users_of("data", "run"), *users_of("own", "run of its own"), *text_commands()):
             assert one.run(*words, cwd=folder / "unspoilt").returncode == 0, words
             shutil.rmtree(folder / "unspoilt" / "new", ignore_errors=True)

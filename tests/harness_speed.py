@@ -2,8 +2,8 @@
 
     python tests/harness_speed.py --task_dir DIR --tasks arc_easy,hellaswag --num_fewshot 5 --limit 100
 
-Prints the results of both, the largest difference of a log-likelihood, and the ratio of times, interleaved. Needs lm_eval,
-transformers and accelerate.
+Prints the results of both, the largest difference of a log-likelihood, and the ratio of interleaved times. Needs
+lm_eval, transformers and accelerate.
 """
 import argparse
 import sys
@@ -39,20 +39,24 @@ def main():
     device = find_device(args.device)
 
     bpe = ByteLevelBPETokenizer()
-    bpe.train_from_iterator((path.read_text() for path in sorted(ROOT.rglob("*.md"))), vocab_size=2048, special_tokens=["<|endoftext|>"])
+    bpe.train_from_iterator((path.read_text() for path in sorted(ROOT.rglob("*.md"))), vocab_size=2048,
+                            special_tokens=["<|endoftext|>"])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, eos_token="<|endoftext|>")
     torch.manual_seed(0)
     llama = LlamaForCausalLM(LlamaConfig(
-        vocab_size=8192, hidden_size=256, intermediate_size=704, num_hidden_layers=6, num_attention_heads=8, num_key_value_heads=8,
-        max_position_embeddings=2048, eos_token_id=tokenizer.eos_token_id, bos_token_id=tokenizer.eos_token_id)).eval().to(device)
+        vocab_size=8192, hidden_size=256, intermediate_size=704, num_hidden_layers=6, num_attention_heads=8,
+        num_key_value_heads=8, max_position_embeddings=2048, eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=tokenizer.eos_token_id)).eval().to(device)
     with tempfile.TemporaryDirectory() as folder:
         for saved in (llama, tokenizer):
             saved.save_pretrained(f"{folder}/llama")
         print(convert.convert("llama", Path(folder, "llama"), Path(folder, "run")))
         adapters = {"eval.py": HarnessLM(f"{folder}/run", args.device),
-                    "HFLM": HFLM(pretrained=llama, tokenizer=tokenizer, batch_size=args.batch_size, max_length=2048, dtype="float32")}
+                    "HFLM": HFLM(pretrained=llama, tokenizer=tokenizer, batch_size=args.batch_size, max_length=2048,
+                                 dtype="float32")}
 
-    manager, seconds, found = TaskManager(include_path=args.task_dir, include_defaults=False), {name: [] for name in adapters}, {}
+    manager = TaskManager(include_path=args.task_dir, include_defaults=False)
+    seconds, found = {name: [] for name in adapters}, {}
     for _ in range(args.rounds):
         for name, lm in adapters.items():
             loaded = manager.load(args.tasks.split(","))
@@ -64,9 +68,12 @@ def main():
             seconds[name].append(time.perf_counter() - began)
     ours, theirs = found.values()
     for task in args.tasks.split(","):
-        print(task, *({key: value for key, value in one["results"][task].items() if key.endswith(",none")} for one in (ours, theirs)))
-        scores = [[float(answer[0][0]) for sample in one["samples"][task] for answer in sample["resps"]] for one in (ours, theirs)]
-        print(f"  {len(scores[0]):,} log-likelihoods, largest difference {max(abs(a - b) for a, b in zip(*scores)):.1e}")
+        print(task, *({key: value for key, value in one["results"][task].items() if key.endswith(",none")}
+                      for one in (ours, theirs)))
+        scores = [[float(answer[0][0]) for sample in one["samples"][task] for answer in sample["resps"]]
+                  for one in (ours, theirs)]
+        difference = max(abs(a - b) for a, b in zip(*scores))
+        print(f"  {len(scores[0]):,} log-likelihoods, largest difference {difference:.1e}")
     ratios = [b / a for a, b in zip(*seconds.values())]
     print(f"{device}: HFLM takes {', '.join(f'{ratio:.2f}' for ratio in ratios)} times as long as eval.py")
 

@@ -10,13 +10,14 @@ SMALL = dict(vocab_size=31, n_layer=4, n_head=4, n_kv_head=2, d_model=64, d_ff=1
 
 
 def extra(name, **options):
-    """(costs() of the model's file, (parameters, forward FLOPs of matrix products) counted, both beside its baseline)."""
+    """(costs() of the model's file, the counted (parameters, FLOPs of matrix products)), both above the baseline's."""
     with torch.device("meta"):
         model, base = models.build(name, **{**SMALL, **options}), models.module(models.baseline(name))
         shared = {f.name: getattr(model.config, f.name) for f in fields(base.Config) if hasattr(model.config, f.name)}
         other = base.Model(base.Config(**shared))
     n, n0 = (sum(p.numel() for p in m.parameters()) for m in (model, other))
-    return models.module(name).costs(model.config, 64), (n - n0, flops_per_token(model, 64) - flops_per_token(other, 64))
+    counted = n - n0, flops_per_token(model, 64) - flops_per_token(other, 64)
+    return models.module(name).costs(model.config, 64), counted
 
 
 @torch.no_grad()

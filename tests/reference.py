@@ -1,8 +1,9 @@
-"""Models' equations in float64, as slowly and plainly as possible, and what compares a model with them.
+"""The models' equations in float64 as plain loops, and the comparison of a model with them.
 
-The loops share no code with the models: they take their parameters by name and work on one token's vector at a time.
+The loops share no code with the models: they take parameters by name and work on one token's vector at a time.
 Sources: RMSNorm arXiv:1910.07467, rotary positions 2104.09864, SwiGLU 2002.05202, grouped queries 2305.13245, gated
-attention 2505.06708, layer norm 1607.06450, GPT-NeoX's parallel block 2204.06745. The loops of a paper are in the tests of its model.
+attention 2505.06708, layer norm 1607.06450, GPT-NeoX's parallel block 2204.06745. A paper's own loops are in the tests
+of its model.
 """
 import math
 import re
@@ -53,7 +54,7 @@ def heads(x, n):
 
 
 def rope(u, pos, c):
-    """Turns the pairs (u[i], u[i + D/2]) by the angles pos * theta^(-2i/D)."""
+    """Rotates the pairs (u[i], u[i + D/2]) by the angles pos * theta^(-2i/D)."""
     D = len(u)
     angles = [pos * c.rope_theta ** (-2 * i / D) for i in range(D // 2)]
     cos, sin = torch.tensor([math.cos(a) for a in angles]), torch.tensor([math.sin(a) for a in angles])
@@ -114,7 +115,7 @@ def add(x, y):
 
 
 def gpt(p, c, x, mix=lambda n, a, S: S):
-    """The plain stack. mix(layer, normalised inputs, streams) -> streams is where the next three models differ."""
+    """The plain stack. mix(layer, normalised inputs, streams) -> streams: for value residuals and anchors."""
     for n in range(c.n_layer):
         at = f"blocks.{n}"
         a = [norm(p, f"{at}.attn_norm", u, c) for u in x]
@@ -168,7 +169,8 @@ def block(p, c, n, xq, xk, xv, xr):
     names = [name if f"{at}.{name}.weight" in p else "q_in_norm" for name in ("q_in_norm", "k_in_norm", "v_in_norm")]
     names = ["attn_norm"] * 3 if f"{at}.attn_norm.weight" in p else names
     inputs = [[layer_norm(p, f"{at}.{name}", u, c) for u in x] for name, x in zip(names, (xq, xk, xv))]
-    mlp = [affine(p, f"{at}.mlp.w_down", gelu(affine(p, f"{at}.mlp.w_up", layer_norm(p, f"{at}.mlp_norm", u, c)))) for u in xr]
+    mlp = [affine(p, f"{at}.mlp.w_down", gelu(affine(p, f"{at}.mlp.w_up", layer_norm(p, f"{at}.mlp_norm", u, c))))
+           for u in xr]
     return add(add(xr, attention(p, c, f"{at}.attn", *inputs)), mlp)
 
 
@@ -187,9 +189,10 @@ def equal_to_transformers(name, options, theirs, state, atol):
 
 
 def per_head(p, c, at, s):
-    """Weight (H, D, C) and bias (H, D) of q, k or v, those of a key/value head once for each query head that it serves."""
+    """Weight (H, D, C) and bias (H, D) of q, k or v; a key/value head is repeated for each of its query heads."""
     n = c.n_head if s == "q" else c.n_kv_head
-    return [p[f"{at}.attn.w{s}.{kind}"].unflatten(0, (n, -1)).repeat_interleave(c.n_head // n, 0) for kind in ("weight", "bias")]
+    return [p[f"{at}.attn.w{s}.{kind}"].unflatten(0, (n, -1)).repeat_interleave(c.n_head // n, 0)
+            for kind in ("weight", "bias")]
 
 
 def renamed(p, at, to, names):
@@ -298,7 +301,8 @@ def compare_logits(expected, model, p, c, idx, targets, atol=1e-10, without_grad
     for key, q in model.named_parameters():
         assert without_gradient(key) or q.grad is not None and q.grad.abs().max() > 1e-9, f"{key} has no gradient"
         assert q.grad.isfinite().all(), key
-        torch.testing.assert_close(q.grad, p[key].grad, rtol=0, atol=10 * atol, msg=lambda m, key=key: f"gradient of {key}: {m}")
+        torch.testing.assert_close(q.grad, p[key].grad, rtol=0, atol=10 * atol,
+                                   msg=lambda m, key=key: f"gradient of {key}: {m}")
     model.eval()
     with torch.no_grad():                       # no z-loss in evaluation
         torch.testing.assert_close(model(idx, targets)[1], reference_loss(expected, targets, 0.0), rtol=0, atol=atol)
@@ -306,7 +310,7 @@ def compare_logits(expected, model, p, c, idx, targets, atol=1e-10, without_grad
 
 @torch.no_grad()
 def depends_on_every_parameter(stack, model, p, c, idx, _):
-    """A parameter changed in the reference alone is seen in the logits."""
+    """Changing a parameter in the reference alone changes the logits."""
     idx = idx[:1, :3]
     logits = model(idx)[0]
     for key in p:
@@ -317,11 +321,13 @@ def depends_on_every_parameter(stack, model, p, c, idx, _):
 
 
 def own_groups(model):
-    """What the optimizers do with the parameters that a plain Transformer lacks: (keys of matrices, keys of what mixes).
+    """Of the parameters that gpt.py does not have: (names of Muon's matrices, names in the group of `mix_lr`).
 
-    Keys without the number of their layer. A plain Transformer: embeddings, norms, head, and the matrices of gpt.py's blocks.
+    Names without the number of their layer.
     """
-    usual = {f"{at}.weight" for at in ("attn.wq", "attn.wk", "attn.wv", "attn.wo", "attn.gate", "mlp.w_gate", "mlp.w_up", "mlp.w_down")}
+    usual = {f"{at}.weight" for at in ("attn.wq", "attn.wk", "attn.wv", "attn.wo", "attn.gate",
+                                       "mlp.w_gate", "mlp.w_up", "mlp.w_down")}
     names = {id(p): key for key, p in model.named_parameters()}
-    matrices, mixing = ([re.sub(r"\.\d+\.", ".", names[id(p)]) for p in part] for part in (muon.split_params(model)[0], muon.mixes(model)))
+    matrices, mixing = ([re.sub(r"\.\d+\.", ".", names[id(p)]) for p in part]
+                        for part in (muon.split_params(model)[0], muon.mixes(model)))
     return {key for key in matrices if key.removeprefix("blocks.") not in usual}, set(mixing)

@@ -6,7 +6,6 @@ import shutil
 import pytest
 import torch
 from analysis import ROOT, write_run
-from forked import Scripts
 
 import analyze
 import data_prep
@@ -51,16 +50,15 @@ def test_a_run_that_diverged_is_shown(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A folder with data and short runs of NAMES, and a server that starts scripts in it quickly."""
+def trained(scripts, tmp_path_factory):
+    """A folder with data and short runs of NAMES, and what runs scripts in it."""
     folder = tmp_path_factory.mktemp("analyze")
     words = "the cat sat on the mat. a dog ran to it\n" * 200
     (folder / "a.txt").write_text("\n<|endoftext|>\n".join([words] * 20))
     data_prep.prepare_text([folder / "a.txt"], folder / "data", "byte", val_frac=0.2)
-    with Scripts() as scripts:
-        for name in NAMES:
-            assert scripts.run("train.py", "--model", name, *SMALL, "--out", name, cwd=folder).returncode == 0
-        yield folder, scripts
+    for name in NAMES:
+        assert scripts.run("train.py", "--model", name, *SMALL, "--out", name, cwd=folder).returncode == 0
+    return folder, scripts
 
 
 def test_probe(trained, tmp_path):

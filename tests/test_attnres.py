@@ -58,7 +58,8 @@ def attnres_two_phase(p, c, x):
             for t in range(T):
                 e = [score(p, c, l, b[t]) if l > 1 else torch.zeros(()) for b in done]
                 m = max(e)
-                phase1[l, t] = m, sum(torch.exp(a - m) for a in e), sum(torch.exp(a - m) * b[t] for a, b in zip(e, done))
+                e = [torch.exp(a - m) for a in e]
+                phase1[l, t] = m, sum(e), sum(a * b[t] for a, b in zip(e, done))
         partial = None
         for l in readers:
             h = []
@@ -112,7 +113,8 @@ def test_states_are_bf16_under_autocast(block_size):
 
 
 def test_initial_values():
-    assert (models.build("attnres", vocab_size=31, n_layer=3, n_head=4, d_model=32, max_len=8).depth_attention.query == 0).all()
+    model = models.build("attnres", vocab_size=31, n_layer=3, n_head=4, d_model=32, max_len=8)
+    assert (model.depth_attention.query == 0).all()
 
 
 def test_groups():

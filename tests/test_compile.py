@@ -1,27 +1,32 @@
 """torch.compile: one graph in forward and backward, one for the decoding step, and the numbers of eager execution.
 
-With backend aot_eager, which traces forward and backward as inductor does and then runs the same graphs without making code:
-every case. With inductor: a few; `--full` all.
+With backend aot_eager, which traces forward and backward as inductor does and runs the graphs without generating code:
+every default setting and half of the others; with `--full` all. With inductor a few; with `--full` one of each model.
 """
 import pytest
 import settings
 import torch
 from settings import show
-from test_models import CASES, build, every_case, every_model, need, tokens
+from test_models import CASES, build, every_model, need, tokens
 
 import models
 
+OTHERS = [case for case in CASES if case[1]]            # than default settings; of these every second one without --full
+AOT = [pytest.param(*case, marks=[pytest.mark.full] * (case in OTHERS[1::2])) for case in CASES]
 FEW = settings.pairs("COMPILED")
+DEFAULTS = [(name, {}) for name in models.names()]
+INDUCTOR = FEW + [pytest.param(*case, marks=pytest.mark.full) for case in DEFAULTS if case not in FEW]
+DECODED = models.names()
 
 
 @pytest.fixture(autouse=True)
 def forget():
-    """torch keeps few versions of the code of one function."""
+    """torch keeps only a few compiled versions of a function."""
     torch._dynamo.reset()
 
 
 def compare(name, options, backend):
-    """Loss and gradients in float64; of two layers, where Config lets it."""
+    """Loss and gradients in float64, with two layers where Config allows it."""
     try:
         model = build(name, {"n_layer": 2, **options}).double()
     except ValueError:
@@ -41,14 +46,14 @@ def compare(name, options, backend):
     assert not any("_orig_mod" in key for key in model.state_dict())
 
 
-@every_case
+@pytest.mark.parametrize("name, options", AOT, ids=show)
 def test_one_graph_forward_and_backward(name, options):
     compare(name, options, "aot_eager")
 
 
 @every_model
 def test_one_graph_to_decode(name):
-    """The first token reads an empty cache, the next ones make no new graph."""
+    """The first token reads an empty cache; the next ones need no new graph."""
     need(name, models.module(name), "Cache")
     model, idx = build(name, {}).double(), tokens(2, 5)
     module, full = models.module(name), model(idx)[0]
@@ -65,12 +70,12 @@ def test_one_graph_to_decode(name):
     assert len(graphs) == 1
 
 
-@pytest.mark.parametrize("name, options", FEW + [pytest.param(*case, marks=pytest.mark.full) for case in CASES if case not in FEW], ids=show)
+@pytest.mark.parametrize("name, options", INDUCTOR, ids=show)
 def test_inductor(name, options):
     compare(name, options, "inductor")
 
 
-@pytest.mark.parametrize("name", [name if name == models.names()[0] else pytest.param(name, marks=pytest.mark.full) for name in models.names()])
+@pytest.mark.parametrize("name", [DECODED[0], *(pytest.param(name, marks=pytest.mark.full) for name in DECODED[1:])])
 def test_inductor_decodes(name):
     need(name, models.module(name).Model, "generate")
     model, idx = build(name, {}).double(), tokens(2, 8)

@@ -1,4 +1,4 @@
-"""convert.py on small checkpoints in each published layout, against plain forwards on the published tensors in float64."""
+"""convert.py on small checkpoints in each published layout, against plain float64 forwards on their tensors."""
 import base64
 import json
 import math
@@ -16,18 +16,20 @@ from nanodepth import runs
 
 OBPM = dict(block_size=16, vocab_size=37, n_layer=3, n_head=2, n_embd=16, mlp_hidden_dim=None, mlp_ratio=3.0,
             weight_tying=False, act_type="swiglu", rope_theta=500.0, rmsnorm_eps=1e-6, rmsnorm_use_weight=True,
-            rmsnorm_use_bias=False, norm_pos="before", qk_norm=True, clip_qkv=None, yarn_enabled=False, logit_soft_cap=None,
-            smear_gate_enabled=False, per_layer_backout=False, value_res_enabled=True, query_res_enabled=True,
-            key_res_enabled=True, gate_res_enabled=True, residual_mode="elementwise", gated_attention_enabled=True,
-            decouple_anchor=True, q_residual_norm_enabled=True, k_residual_norm_enabled=True, v_residual_norm_enabled=True,
-            g_residual_norm_enabled=True, embedding_layer0_mix_enabled=False, dynamic_mixing_enabled=False,
-            dynamic_mixing_hidden_dim=16)
-MUDD = dict(model_type="muddformer", block_size=16, vocab_size=37, n_layer=4, n_head=2, n_local_heads=2, dim=16, head_dim=8,
-            intermediate_size=300, rope_base=500, norm_eps=1e-6, use_qk_norm=True, dense=True, dynamic_dense=True,
-            dense_type="qkvr", sepln=True, round64=True, expand_last=True, stack_hidden=False, tie_word_embeddings=False)
+            rmsnorm_use_bias=False, norm_pos="before", qk_norm=True, clip_qkv=None, yarn_enabled=False,
+            logit_soft_cap=None, smear_gate_enabled=False, per_layer_backout=False, value_res_enabled=True,
+            query_res_enabled=True, key_res_enabled=True, gate_res_enabled=True, residual_mode="elementwise",
+            gated_attention_enabled=True, decouple_anchor=True, q_residual_norm_enabled=True,
+            k_residual_norm_enabled=True, v_residual_norm_enabled=True, g_residual_norm_enabled=True,
+            embedding_layer0_mix_enabled=False, dynamic_mixing_enabled=False, dynamic_mixing_hidden_dim=16)
+MUDD = dict(model_type="muddformer", block_size=16, vocab_size=37, n_layer=4, n_head=2, n_local_heads=2, dim=16,
+            head_dim=8, intermediate_size=300, rope_base=500, norm_eps=1e-6, use_qk_norm=True, dense=True,
+            dynamic_dense=True, dense_type="qkvr", sepln=True, round64=True, expand_last=True, stack_hidden=False,
+            tie_word_embeddings=False)
 LLAMA = dict(model_type="llama", vocab_size=37, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
-             num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=16, rms_norm_eps=1e-5, rope_theta=500.0,
-             hidden_act="silu", tie_word_embeddings=False, rope_scaling=None, attention_bias=False, mlp_bias=False)
+             num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=16, rms_norm_eps=1e-5,
+             rope_theta=500.0, hidden_act="silu", tie_word_embeddings=False, rope_scaling=None, attention_bias=False,
+             mlp_bias=False)
 IDX = torch.randint(37, (2, 9), generator=torch.Generator().manual_seed(0))
 
 
@@ -74,8 +76,9 @@ def obpm(**changes):
         shapes |= {f"anchor_{s}_norm.weight": (D,) for s in streams if c[f"{s}_residual_norm_enabled"]}
     for i in range(c["n_layer"]):
         at = f"transformer.layers.{i}."
-        shapes |= {at + "attn_norm.weight": (d,), at + "mlp_norm.weight": (d,), at + "attn.c_attn.weight": (len(streams) * d, d),
-                   at + "attn.c_proj.weight": (d, d), at + "mlp.fc1.weight": (hidden, d), at + "mlp.fc2.weight": (d, hidden // 2)}
+        shapes |= {at + "attn_norm.weight": (d,), at + "mlp_norm.weight": (d,),
+                   at + "attn.c_attn.weight": (len(streams) * d, d), at + "attn.c_proj.weight": (d, d),
+                   at + "mlp.fc1.weight": (hidden, d), at + "mlp.fc2.weight": (d, hidden // 2)}
         if c["qk_norm"]:
             shapes |= {f"{at}attn.{s}_norm.weight": (D,) for s in ("qkvg" if file == "model2" else "qk")}
         if external or i:
@@ -84,9 +87,11 @@ def obpm(**changes):
             if c["dynamic_mixing_enabled"] and file == "model":
                 n = 2 * len(streams)
                 shapes |= {f"{at}attn.dynamic_mixing.{name}": shape for name, shape in
-                           (("fc1.weight", (c["dynamic_mixing_hidden_dim"], d)), ("fc2.weight", (n, 16)), ("fc2.bias", (n,)))}
+                           (("fc1.weight", (c["dynamic_mixing_hidden_dim"], d)), ("fc2.weight", (n, 16)),
+                            ("fc2.bias", (n,)))}
         elif file == "model":
-            shapes |= {f"{at}attn.{s}_res_norm.weight": (D,) for s in "vg" if c[f"{s}_residual_norm_enabled"] and s in streams}
+            shapes |= {f"{at}attn.{s}_res_norm.weight": (D,) for s in "vg" if c[f"{s}_residual_norm_enabled"]
+                       and s in streams}
     return c, draw(shapes)
 
 
@@ -105,7 +110,8 @@ def mudd(**changes):
         shapes |= {f"{at}attention.{s}_norm.weight": (D,) for s in "qk" if c["use_qk_norm"]}
         shapes |= {f"{at}feed_forward.w{j}.weight": (d, f) if j == 2 else (f, d) for j in (1, 2, 3)}
         shapes |= {at + "ffn_norm.weight": (d,)}
-        shapes |= {f"{at}attention_norms.{j}.weight": (d,) for j in range(3)} if i else {at + "attention_norm.weight": (d,)}
+        norms = [f"attention_norms.{j}" for j in range(3)] if i else ["attention_norm"]
+        shapes |= {f"{at}{norm}.weight": (d,) for norm in norms}
     return c, draw(shapes)
 
 
@@ -117,7 +123,8 @@ def llama(**changes):
     shapes |= {} if c["tie_word_embeddings"] else {"lm_head.weight": (V, d)}
     for i in range(c["num_hidden_layers"]):
         at = f"model.layers.{i}."
-        shapes |= {f"{at}self_attn.{s}_proj.weight": shape for s, shape in dict(q=(d, d), k=(kv, d), v=(kv, d), o=(d, d)).items()}
+        shapes |= {f"{at}self_attn.{s}_proj.weight": shape
+                   for s, shape in dict(q=(d, d), k=(kv, d), v=(kv, d), o=(d, d)).items()}
         shapes |= {f"{at}mlp.{s}_proj.weight": shape for s, shape in dict(gate=(f, d), up=(f, d), down=(d, f)).items()}
         shapes |= {at + "input_layernorm.weight": (d,), at + "post_attention_layernorm.weight": (d,)}
     return c, draw(shapes)
@@ -131,7 +138,7 @@ def norm(x, gain=1.0, eps=1e-6):
 
 
 def rotate(x, theta):
-    """x (B, T, H, D): the pair (i, i + D/2) turns by position * theta^(-2i/D)."""
+    """x (B, T, H, D): rotates the pair (i, i + D/2) by position * theta^(-2i/D)."""
     half = x.size(-1) // 2
     angle = torch.arange(x.size(1))[:, None] * theta ** (-torch.arange(half) / half)
     turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angle), angle)[:, None]
@@ -154,9 +161,11 @@ def obpm_logits(c, p, file="model"):
     anchors = None
     if "anchor_proj.weight" in p:
         raw = heads(x @ p["anchor_proj.weight"].T)
-        anchors = {s: norm(u, p[f"anchor_{s}_norm.weight"]) if c[f"{s}_residual_norm_enabled"] else u for s, u in raw.items()}
+        anchors = {s: norm(u, p[f"anchor_{s}_norm.weight"]) if c[f"{s}_residual_norm_enabled"] else u
+                   for s, u in raw.items()}
     for i in range(c["n_layer"]):
-        at = {k.removeprefix(f"transformer.layers.{i}."): v for k, v in p.items() if k.startswith(f"transformer.layers.{i}.")}
+        at = {k.removeprefix(f"transformer.layers.{i}."): v for k, v in p.items()
+              if k.startswith(f"transformer.layers.{i}.")}
         a = norm(x, at["attn_norm.weight"])
         own = raw = heads(a @ at["attn.c_attn.weight"].T)
         if anchors:
@@ -177,7 +186,8 @@ def obpm_logits(c, p, file="model"):
                 anchors |= dict(q=q, k=k) | {s: norm(raw[s], at[f"attn.{s}_norm.weight"]) for s in "vg"}
             elif file == "model":
                 anchors |= {s: u for s, u in (("q", q), ("k", k)) if c[f"{s}_residual_norm_enabled"]}
-                anchors |= {s: norm(raw[s], at[f"attn.{s}_res_norm.weight"]) for s in "vg" if f"attn.{s}_res_norm.weight" in at}
+                anchors |= {s: norm(raw[s], at[f"attn.{s}_res_norm.weight"]) for s in "vg"
+                            if f"attn.{s}_res_norm.weight" in at}
         y = attend(rotate(q, theta), rotate(k, theta), own["v"]) * (own["g"].sigmoid() if gated else 1.0)
         x = x + y.flatten(-2) @ at["attn.c_proj.weight"].T
         value, gate = (norm(x, at["mlp_norm.weight"]) @ at["mlp.fc1.weight"].T).chunk(2, -1)
@@ -231,7 +241,8 @@ def save(layout, folder, config, tensors, **more):
     folder.mkdir()
     if layout == "exoformer":
         tensors = {f"_orig_mod.{name}": t for name, t in tensors.items()}
-        torch.save({"step": 12, "tokens_processed": 345, "model": tensors, "model_args": config, **more}, folder / "c.pt")
+        torch.save({"step": 12, "tokens_processed": 345, "model": tensors, "model_args": config, **more},
+                   folder / "c.pt")
         return folder / "c.pt"
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text("{}")
@@ -247,17 +258,20 @@ def float64():
 
 
 CASES = [("exoformer", obpm, obpm_logits, *case) for case in [
-    (dict(), "exoformer", dict(anchor="external", mixing="static", mix_streams="qkvg", norm_streams="qkvg", gate="elementwise")),
-    (dict(dynamic_mixing_enabled=True, residual_mode="headwise"), "exoformer", dict(mixing="dynamic", granularity="headwise")),
+    (dict(), "exoformer",
+     dict(anchor="external", mixing="static", mix_streams="qkvg", norm_streams="qkvg", gate="elementwise")),
+    (dict(dynamic_mixing_enabled=True, residual_mode="headwise"), "exoformer",
+     dict(mixing="dynamic", granularity="headwise")),
     (dict(residual_mode="scalar", qk_norm=False, **off(*(f"{s}_residual_norm" for s in "qkvg"))), "exoformer",
      dict(granularity="scalar", norm_streams="", qk_norm=False)),
     (dict(dynamic_mixing_enabled=True, **off("query_res", "key_res", "v_residual_norm")), "exoformer",
      dict(mix_streams="vg", norm_streams="g")),
-    (dict(dynamic_mixing_enabled=True, gated_attention_enabled=False, mlp_hidden_dim=40, **off("query_res")), "exoformer",
-     dict(mix_streams="kv", gate="none", d_ff=20)),
+    (dict(dynamic_mixing_enabled=True, gated_attention_enabled=False, mlp_hidden_dim=40, **off("query_res")),
+     "exoformer", dict(mix_streams="kv", gate="none", d_ff=20)),
     (dict(smear_gate_enabled=True, per_layer_backout=True, weight_tying=True), "exoformer", dict(tie_embeddings=True)),
     (dict(FIRST), "exoformer", dict(anchor="first_layer", norm_streams="qkvg")),
-    (dict(FIRST, dynamic_mixing_enabled=True, **off("k_residual_norm", "g_residual_norm")), "exoformer", dict(norm_streams="qv")),
+    (dict(FIRST, dynamic_mixing_enabled=True, **off("k_residual_norm", "g_residual_norm")), "exoformer",
+     dict(norm_streams="qv")),
     (dict(FIRST, **off("v_residual_norm", "g_residual_norm")), "exoformer", dict(norm_streams="qk")),
     (dict(file="model2"), "exoformer", dict(anchor="first_layer", mixing="static", norm_streams="qkvg")),
     (dict(file="model1"), "exoformer", dict(anchor="first_layer", mixing="static", norm_streams="")),
@@ -272,12 +286,13 @@ CASES += [("muddformer", mudd, mudd_logits, *case) for case in [
     (dict(round64=False, expand_last=False, intermediate_size=768), "muddformer", dict(released=False))]]
 CASES += [("llama", llama, llama_logits, *case) for case in [
     (dict(), "gpt", dict(n_kv_head=2, qk_norm=False, norm_eps=1e-5)),
-    (dict(num_key_value_heads=None, rope_theta=None, rope_parameters=dict(rope_type="default", rope_theta=300.0)), "gpt",
-     dict(n_kv_head=4, rope_theta=300.0)),
+    (dict(num_key_value_heads=None, rope_theta=None, rope_parameters=dict(rope_type="default", rope_theta=300.0)),
+     "gpt", dict(n_kv_head=4, rope_theta=300.0)),
     (dict(tie_word_embeddings=True, rope_scaling=dict(type="default")), "gpt", dict(tie_embeddings=True))]]
 
 
-@pytest.mark.parametrize("layout, make, logits, changes, name, fields", CASES, ids=lambda x: x if isinstance(x, str) else "")
+@pytest.mark.parametrize("layout, make, logits, changes, name, fields", CASES, ids=lambda x: x if isinstance(x, str)
+                         else "")
 def test_same_function(layout, make, logits, changes, name, fields, tmp_path, float64):
     torch.set_default_dtype(torch.float32)
     config, tensors = make(**changes)
@@ -299,7 +314,8 @@ def test_what_the_run_folder_holds(tmp_path):
     checkpoint = runs.read_checkpoint(tmp_path / "a" / "run")
     assert (checkpoint["step"], checkpoint["tokens"], checkpoint["tokenizer"]) == (12, 345, "gpt2")
     assert all(t.dtype == torch.float32 and t.is_contiguous() for t in checkpoint["model"].values())
-    assert os.listdir(tmp_path / "a") == ["run"] and sorted(os.listdir(tmp_path / "a" / "run")) == ["ckpt.pt", "config.json"]
+    assert os.listdir(tmp_path / "a") == ["run"]
+    assert sorted(os.listdir(tmp_path / "a" / "run")) == ["ckpt.pt", "config.json"]
     source = save("llama", tmp_path / "llama", *llama(vocab_size=300, tie_word_embeddings=True))
     convert.convert("llama", source, tmp_path / "b")
     assert runs.read_checkpoint(tmp_path / "b")["tokenizer"] == "tokenizer.json"
@@ -307,7 +323,8 @@ def test_what_the_run_folder_holds(tmp_path):
     state = runs.read_checkpoint(tmp_path / "b")["model"]
     assert state["embed.weight"].data_ptr() == state["head.weight"].data_ptr()      # stored once
     convert.convert("llama", source, tmp_path / "c", "byte")
-    assert runs.read_checkpoint(tmp_path / "c")["tokenizer"] == "byte" and not (tmp_path / "c" / "tokenizer.json").exists()
+    assert runs.read_checkpoint(tmp_path / "c")["tokenizer"] == "byte"
+    assert not (tmp_path / "c" / "tokenizer.json").exists()
     ranks = b"".join(b"%s %d\n" % (base64.b64encode(bytes([i])), i) for i in range(256))
     (tmp_path / "mine").write_bytes(ranks)
     convert.convert("llama", source, tmp_path / "d", str(tmp_path / "mine"))
@@ -337,7 +354,8 @@ def test_safetensors(tmp_path):
     safetensors.save_file(made[1], folder / "model.safetensors")
     (folder / "pytorch_model.bin").write_bytes(b"not read")
     convert.convert("llama", folder, tmp_path / "run")
-    assert torch.equal(runs.read_checkpoint(tmp_path / "run")["model"]["embed.weight"], made[1]["model.embed_tokens.weight"])
+    assert torch.equal(runs.read_checkpoint(tmp_path / "run")["model"]["embed.weight"],
+                       made[1]["model.embed_tokens.weight"])
 
 
 # --------------------------------------------------------------------------------------------------------- refusals
@@ -358,13 +376,15 @@ REFUSED = [("exoformer", dict([change]), change[0]) for change in dict(
     act_type="gelu", norm_pos="after", rmsnorm_use_weight=False, rmsnorm_use_bias=True, clip_qkv=8.0, yarn_enabled=True,
     logit_soft_cap=30.0, embedding_layer0_mix_enabled=True, anchor_delta_enabled=True, smear_gate_enabled=True,
     per_layer_backout=True).items()]
-REFUSED += [("exoformer", dict(dynamic_mixing_enabled=True, dynamic_mixing_hidden_dim=8), "dynamic_mixing_hidden_dim 8")]
+REFUSED += [("exoformer", dict(dynamic_mixing_enabled=True, dynamic_mixing_hidden_dim=8),
+             "dynamic_mixing_hidden_dim 8")]
 REFUSED += [("muddformer", dict([change]), change[0]) for change in dict(
     model_type="muddpythia", dense=False, dynamic_dense=False, dense_type="l", sepln=False, n_local_heads=1,
     tie_word_embeddings=True, round64=False, expand_last=False).items()]
 REFUSED += [("muddformer", dict(round64=False, expand_last=False), "layers.2.feed_forward.w1.weight is (384, 16)")]
 REFUSED += [("llama", dict([change]), said) for *change, said in [
-    ("model_type", "qwen2", "model_type 'qwen2'"), ("rope_scaling", dict(rope_type="llama3", factor=8.0), "rope_type 'llama3'"),
+    ("model_type", "qwen2", "model_type 'qwen2'"),
+    ("rope_scaling", dict(rope_type="llama3", factor=8.0), "rope_type 'llama3'"),
     ("rope_scaling", dict(type="linear", factor=2.0), "rope_type 'linear'"),
     ("rope_parameters", dict(rope_type="yarn"), "rope_type 'yarn'"),
     ("attention_bias", True, "attention_bias"), ("mlp_bias", True, "mlp_bias"), ("head_dim", 8, "head_dim 8"),
@@ -378,8 +398,9 @@ def test_settings_that_our_models_do_not_have(layout, changes, said, monkeypatch
     assert said in refused(monkeypatch, capsys, tmp_path, layout, source)
 
 
-JUNK = [("n_layer", 10 ** 12), ("n_layer", "three"), ("n_layer", None), ("n_head", 3), ("n_head", 0), ("dim", -16), ("dim", 16.0),
-        ("vocab_size", True), ("norm_eps", "small"), ("block_size", [16]), ("dense_type", {}), ("vocab_size", 38)]
+JUNK = [("n_layer", 10 ** 12), ("n_layer", "three"), ("n_layer", None), ("n_head", 3), ("n_head", 0), ("dim", -16),
+        ("dim", 16.0), ("vocab_size", True), ("norm_eps", "small"), ("block_size", [16]), ("dense_type", {}),
+        ("vocab_size", 38)]
 
 
 @pytest.mark.parametrize("key, value", JUNK)
@@ -438,7 +459,8 @@ def test_other_mistakes(monkeypatch, capsys, tmp_path):
     folder = save("llama", tmp_path / "llama", *llama())
     assert "no LayerNorm" in said("gpt2", folder)
     assert "invalid choice" in said("bert", folder)
-    assert "37" in said("llama", folder, "--tokenizer", "gpt2") and "nowhere" in said("llama", folder, "--tokenizer", "nowhere")
+    assert "37" in said("llama", folder, "--tokenizer", "gpt2")
+    assert "nowhere" in said("llama", folder, "--tokenizer", "nowhere")
     assert "lacks" not in said("exoformer", folder)                                 # a folder where a file is asked for
     (folder / "tokenizer.json").write_text("[1")
     assert "tokenizer.json cannot be read" in said("llama", folder)
@@ -450,7 +472,8 @@ def test_other_mistakes(monkeypatch, capsys, tmp_path):
         (folder / "config.json").write_text(text)
         said("llama", folder, "--tokenizer", "byte")
     config, tensors = obpm()
-    assert "plain values" in said("exoformer", save("exoformer", tmp_path / "a", {**config, "note": torch.ones(2)}, tensors))
+    assert "plain values" in said("exoformer",
+                                  save("exoformer", tmp_path / "a", {**config, "note": torch.ones(2)}, tensors))
     assert "step" in said("exoformer", save("exoformer", tmp_path / "b", config, tensors, step="last"))
     torch.save({"model": tensors}, tmp_path / "no_args.pt")
     assert "model_args" in said("exoformer", tmp_path / "no_args.pt")

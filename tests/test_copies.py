@@ -1,8 +1,8 @@
 """Shared pieces have the same text in every model file, or the docstring's `Changed from gpt.py:` line names them.
 
-A file that is built on another than gpt.py says so there (muddpythia.py: `Changed from pythia.py:`). What it does not have
-from there is compared among the models of the repository, i.e. those with a file in tests/settings/. Somebody's own file is
-held to its `Changed from` line, if it has one, and to nothing else: it may change a class of the file it was copied from.
+A file that is built on another file than gpt.py names that one (muddpythia.py: `Changed from pythia.py:`). Pieces that
+gpt.py lacks are compared among the models of the repository, those with a file in tests/settings/. A user's own file is
+only held to its `Changed from` line, if it has one.
 """
 import ast
 import difflib
@@ -38,8 +38,11 @@ def pieces(path):
 
 def announced(path):
     """(file it is built on, names of the pieces that it changes); names are None without a `Changed from` line."""
-    found = re.search(r"^Changed from (\w+\.py):(.*?)(?:^(?=\S)|\Z)", ast.get_docstring(ast.parse(path.read_text())) or "", re.M | re.S)
-    return (MODELS / found[1], {name.strip() for name in found[2].split(",")} - {""}) if found else (MODELS / "gpt.py", None)
+    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    found = re.search(r"^Changed from (\w+\.py):(.*?)(?:^(?=\S)|\Z)", docstring, re.M | re.S)
+    if not found:
+        return MODELS / "gpt.py", None
+    return MODELS / found[1], {name.strip() for name in found[2].split(",")} - {""}
 
 
 @pytest.mark.parametrize("path", OTHERS, ids=lambda p: p.stem)
@@ -52,8 +55,10 @@ def test_unannounced_pieces_equal_the_baseline(path):
         pytest.skip(f"models/{path.name} does not say what it changes; for its docstring: {line}")
     told = told or set()
     for name in changed - told:
-        print("\n".join(difflib.unified_diff(base[name].splitlines(), mine.get(name, "").splitlines(), origin.name, path.name, "")))
-    assert changed == told, f"make the pieces equal in both files, or write into the docstring of models/{path.name}:\n{line}"
+        texts = base[name].splitlines(), mine.get(name, "").splitlines()
+        print("\n".join(difflib.unified_diff(*texts, origin.name, path.name, "")))
+    where = f"the docstring of models/{path.name}"
+    assert changed == told, f"make the pieces equal in both files, or write into {where}:\n{line}"
 
 
 def test_pieces_that_only_the_others_share_are_equal():
@@ -67,14 +72,17 @@ def test_pieces_that_only_the_others_share_are_equal():
 
 def test_common_config_fields_come_first_and_agree():
     """A line `Other default than gpt.py's: FIELD` in the docstring frees the default of that field."""
-    common = "vocab_size n_layer n_head n_kv_head d_model d_ff max_len rope_theta norm_eps tie_embeddings z_loss".split()
+    common = "vocab_size n_layer n_head n_kv_head d_model d_ff max_len rope_theta norm_eps tie_embeddings z_loss"
     for path in OURS:
-        mine = [name for name in common if name != "rope_theta" or "apply_rope" in pieces(path)]       # gpt3 rotates nothing
+        rotates = "apply_rope" in pieces(path)
+        mine = [name for name in common.split() if name != "rope_theta" or rotates]
         head = re.findall(r"^    (\w+): (.*?)#", pieces(path)["Config"], re.M)
         assert [name for name, _ in head[:len(mine)]] == mine, path.name
-        base = [field for field in re.findall(r"^    (\w+): (.*?)#", pieces(MODELS / "gpt.py")["Config"], re.M) if field[0] in mine]
+        base = re.findall(r"^    (\w+): (.*?)#", pieces(MODELS / "gpt.py")["Config"], re.M)
+        base = [field for field in base if field[0] in mine]
         free = re.findall(r"^Other default than gpt.py's: (\w+)", ast.get_docstring(ast.parse(path.read_text())), re.M)
-        ours, gpts = ([(n, (t.split("=")[0] if n in free else t).split()) for n, t in part[:len(mine)]] for part in (head, base))
+        ours, gpts = ([(n, (t.split("=")[0] if n in free else t).split()) for n, t in part[:len(mine)]]
+                      for part in (head, base))
         assert ours == gpts and all(dict(head)[n] != dict(base)[n] for n in free), path.name
 
 
@@ -90,7 +98,8 @@ def test_a_model_file_stands_alone(path):
     imported = {(n.module or "") if isinstance(n, ast.ImportFrom) else a.name
                 for n in ast.walk(tree) if isinstance(n, (ast.Import, ast.ImportFrom)) for a in n.names}
     assert {name.split(".")[0] for name in imported} <= {"torch", "math", "dataclasses"}
-    assert all(isinstance(n, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.If, ast.Expr)) for n in tree.body)
+    assert all(isinstance(n, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.If, ast.Expr))
+               for n in tree.body)
     for line in pieces(path)["Config"].splitlines():
         if re.match(r"    \w+: ", line):
             assert re.search(r"  # \S", line), line

@@ -45,7 +45,8 @@ def test_what_others_are_compared_with():
         curves.find_baseline(groups, "z")
 
 
-@pytest.mark.parametrize("name, value", [("data", "other"), ("eval_tokens", 7), ("final_eval_tokens", 7), ("seq_len", 8)])
+@pytest.mark.parametrize("name, value", [("data", "other"), ("eval_tokens", 7), ("final_eval_tokens", 7),
+                                         ("seq_len", 8)])
 def test_runs_that_cannot_be_compared(tmp_path, name, value):
     a, b = (curves.read_log(write_run(tmp_path / run, [5, 4], seed=seed)) for seed, run in enumerate("ab"))
     curves.check_comparable([a, b])

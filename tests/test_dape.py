@@ -1,17 +1,19 @@
-"""DAPE V2 (arXiv:2410.04798): its equations in float64, texts cut short, texts longer than in training."""
+"""DAPE V2 (arXiv:2410.04798): its equations in float64, shortened texts, texts longer than in training."""
 import json
 import math
 
 import pytest
 import torch
-from forked import Scripts
-from reference import add, compare, float64, linear, mlp_sublayer, norm, own_groups, project, reference_logits, rope, setup, sigmoid, softmax  # noqa: F401
+from reference import (  # noqa: F401
+    add, compare, float64, linear, mlp_sublayer, norm, own_groups, project, reference_logits, rope, setup, sigmoid,
+    softmax)
 
 import models
 from nanodepth import record
 from nanodepth.devices import flops_per_token
 
-SLOPES = {4: [-2, -4, -6, -8], 6: [-2, -4, -6, -8, -1, -3], 12: [-1, -2, -3, -4, -5, -6, -7, -8, -0.5, -1.5, -2.5, -3.5]}  # log2
+LOG2_SLOPES = {4: [-2, -4, -6, -8], 6: [-2, -4, -6, -8, -1, -3],
+               12: [-1, -2, -3, -4, -5, -6, -7, -8, -0.5, -1.5, -2.5, -3.5]}
 
 
 def at_least_a_hundredth(x):
@@ -20,17 +22,17 @@ def at_least_a_hundredth(x):
 
 
 def distance_bias(p, c, at, distance):
-    """P of all heads (H,), or None."""
+    """P, the position bias of all heads (H,), or None."""
     if c.position == "kerple":
         b, a = ([at_least_a_hundredth(u) for u in p[f"{at}.score_bias.position.{name}"].flatten()] for name in "pa")
         return torch.stack([-b[h] * torch.log(1 + a[h] * distance) for h in range(c.n_head)])
     if c.position == "alibi":
-        return torch.tensor([-distance * 2.0 ** e for e in SLOPES[c.n_head]])
+        return torch.tensor([-distance * 2.0 ** e for e in LOG2_SLOPES[c.n_head]])
     return None
 
 
 def along_keys(p, c, at, S, P, columns):
-    """D of one query from its S and P, lists of (H,) over the keys that it sees -> list of (H,). U ends after `columns`."""
+    """D of one query from its S and P: lists over its keys of (H,) -> list of (H,). U ends after `columns`."""
     r = c.kernel // 2
     w1, b1, w2 = (p[f"{at}.score_bias.delta.{name}"] for name in ("conv_in.weight", "conv_in.bias", "conv_out.weight"))
     Z = {j: S[j] if P is None else torch.cat((S[j], P[j])) for j in range(len(S))}
@@ -47,13 +49,15 @@ def along_keys(p, c, at, S, P, columns):
 def along_heads(p, c, at, S, P):
     w, r = p[f"{at}.score_bias.delta.conv.weight"].flatten(), c.kernel // 2
     A = S if P is None else add(S, P)
-    return [torch.stack([sum(w[t] * a[h + t - r] for t in range(c.kernel) if 0 <= h + t - r < c.n_head) for h in range(c.n_head)]) for a in A]
+    return [torch.stack([sum(w[t] * a[h + t - r] for t in range(c.kernel) if 0 <= h + t - r < c.n_head)
+                         for h in range(c.n_head)]) for a in A]
 
 
 def weights(p, c, at, q, k, t, columns):
     """Attention of query t over keys 0 .. t: [H lists]."""
     group, D = c.n_head // c.n_kv_head, c.d_model // c.n_head
-    S = [torch.stack([torch.dot(q[t][h], k[j][h // group]) / math.sqrt(D) for h in range(c.n_head)]) for j in range(t + 1)]
+    S = [torch.stack([torch.dot(q[t][h], k[j][h // group]) / math.sqrt(D) for h in range(c.n_head)])
+         for j in range(t + 1)]
     P = [distance_bias(p, c, at, t - j) for j in range(t + 1)]
     P = None if P[0] is None else P
     if c.kernel == 0:
@@ -75,7 +79,8 @@ def attend(p, c, at, S, columns, seen):
         w = weights(p, c, at, q, k, t, columns or T + c.kernel)
         seen.append(w)
         y = [sum(w[h][j] * S["v"][j][h // group] for j in range(t + 1)) for h in range(c.n_head)]
-        out.append(linear(p, f"{at}.wo", torch.cat(y if c.gate == "none" else [u * sigmoid(g) for u, g in zip(y, S["g"][t])])))
+        out.append(linear(p, f"{at}.wo",
+                          torch.cat(y if c.gate == "none" else [u * sigmoid(g) for u, g in zip(y, S["g"][t])])))
     return out
 
 
@@ -91,11 +96,15 @@ def dape(p, c, x, columns=None, seen=None):
 
 KEYS = dict(n_layer=2, position="kerple", conv="keys", kernel=3, width=5)
 HEADS = dict(n_layer=2, position="kerple", conv="heads", kernel=3)
-CASES = [KEYS, HEADS] + [dict(KEYS, position=x) for x in ("alibi", "rope", "none")] + [dict(HEADS, position=x) for x in ("alibi", "rope", "none")] + [
-    dict(n_layer=2, kernel=0, conv="keys", position="kerple"), dict(n_layer=2, kernel=0, conv="keys", position="none", n_kv_head=2),
-    dict(KEYS, kernel=1), dict(KEYS, kernel=5, width=1), dict(KEYS, position="rope", kernel=7, n_kv_head=4), dict(HEADS, kernel=1),
-    dict(HEADS, kernel=7, gate="headwise"), dict(KEYS, gate="elementwise", tie_embeddings=True, qk_norm=False, z_loss=0.0),
-    dict(KEYS, position="alibi", n_head=6, d_model=36, n_kv_head=3), dict(HEADS, position="none", n_kv_head=1, qk_norm=False)]
+CASES = [
+    KEYS, HEADS, *(dict(form, position=x) for form in (KEYS, HEADS) for x in ("alibi", "rope", "none")),
+    dict(n_layer=2, kernel=0, conv="keys", position="kerple"),
+    dict(n_layer=2, kernel=0, conv="keys", position="none", n_kv_head=2), dict(KEYS, kernel=1),
+    dict(KEYS, kernel=5, width=1), dict(KEYS, position="rope", kernel=7, n_kv_head=4), dict(HEADS, kernel=1),
+    dict(HEADS, kernel=7, gate="headwise"),
+    dict(KEYS, gate="elementwise", tie_embeddings=True, qk_norm=False, z_loss=0.0),
+    dict(KEYS, position="alibi", n_head=6, d_model=36, n_kv_head=3),
+    dict(HEADS, position="none", n_kv_head=1, qk_norm=False)]
 
 
 def show(options):
@@ -107,7 +116,8 @@ def test_equations_of_dape(options):
     compare(dape, *setup("dape", **options))
 
 
-@pytest.mark.parametrize("options", [KEYS, dict(HEADS, position="rope"), dict(KEYS, position="none", kernel=5)], ids=show)
+@pytest.mark.parametrize("options", [KEYS, dict(HEADS, position="rope"), dict(KEYS, position="none", kernel=5)],
+                         ids=show)
 @torch.no_grad()
 def test_the_probes_see_the_attention(options):
     model, p, c, idx, _ = setup("dape", **options)
@@ -119,10 +129,13 @@ def test_the_probes_see_the_attention(options):
     for layer, A in enumerate(maps):
         for t in range(7):
             for h in range(4):
-                assert A[0, h, t].tolist() == pytest.approx([w.item() for w in seen[7 * layer + t][h]] + [0.0] * (6 - t), abs=1e-12)
+                assert A[0, h, t].tolist() == pytest.approx([w.item() for w in seen[7 * layer + t][h]]
+                                                            + [0.0] * (6 - t), abs=1e-12)
 
 
-@pytest.mark.parametrize("options", [*CASES[:10], dict(KEYS, kernel=5), dict(KEYS, position="none", kernel=9), dict(HEADS, kernel=7)], ids=show)
+@pytest.mark.parametrize("options",
+                         [*CASES[:10], dict(KEYS, kernel=5), dict(KEYS, position="none", kernel=9),
+                          dict(HEADS, kernel=7)], ids=show)
 @torch.no_grad()
 def test_a_text_cut_anywhere_has_the_same_logits(options):
     model, _, _, idx, _ = setup("dape", **options)
@@ -144,7 +157,7 @@ def test_the_authors_form_differs_at_the_end_of_a_text_alone(kernel):
 
 @torch.no_grad()
 def test_without_convolutions():
-    """RoPE alone is gpt.py; no positions at all are nothing but a mask, also over the cache."""
+    """RoPE alone is gpt.py; no positions at all leave only the mask, also with the cache."""
     model, _, c, idx, _ = setup("dape", position="rope", kernel=0)
     base = models.build("gpt", **{key: value for key, value in vars(c).items() if key not in ("position", "kernel")})
     base.load_state_dict(model.state_dict())
@@ -168,22 +181,24 @@ def test_longer_texts_need_max_len_alone():
         assert again.isfinite().all()
 
 
-def test_trained_at_t_evaluated_at_4t(tmp_path):
+def test_trained_at_t_evaluated_at_4t(scripts, tmp_path):
     (tmp_path / "a.txt").write_text("the quick brown fox jumps over the lazy dog. " * 2000)
-    with Scripts() as scripts:
-        def run(*words):
-            done = scripts.run(*words, cwd=tmp_path, seconds=300)
-            assert done.returncode == 0, done.stderr
-        run("data_prep.py", "text", "a.txt", "--name", "fox", "--tokenizer", "byte")
-        run("train.py", "--model", "dape", "--data", "data/fox", "--n_layer", 2, "--n_head", 4, "--d_model", 32, "--d_ff", 64, "--seq_len", 16,
-            "--max_len", 64, "--batch_tokens", 256, "--max_steps", 60, "--warmup_steps", 5, "--adamw_lr", 0.01, "--muon_lr", 0.05, "--eval_every", 60,
-            "--eval_tokens", 512, "--dtype", "fp32", "--device", "cpu", "--out", "run")
-        losses = {}
-        for T in (16, 32, 64):
-            run("eval.py", "run", "--seq_len", T, "--tokens", 1024, "--json", f"{T}.json")
-            found = json.loads((tmp_path / f"{T}.json").read_text())
-            losses[T] = (found[0] if isinstance(found, list) else found)["loss"]
-        assert losses[32] < losses[16] + 0.1 and losses[64] < losses[16] + 0.1, losses
+
+    def run(*words):
+        done = scripts.run(*words, cwd=tmp_path, seconds=300)
+        assert done.returncode == 0, done.stderr
+
+    options = dict(model="dape", data="data/fox", n_layer=2, n_head=4, d_model=32, d_ff=64, seq_len=16, max_len=64,
+                   batch_tokens=256, max_steps=60, warmup_steps=5, adamw_lr=0.01, muon_lr=0.05, eval_every=60,
+                   eval_tokens=512, dtype="fp32", device="cpu", out="run")
+    run("data_prep.py", "text", "a.txt", "--name", "fox", "--tokenizer", "byte")
+    run("train.py", *(word for key, value in options.items() for word in (f"--{key}", value)))
+    losses = {}
+    for T in (16, 32, 64):
+        run("eval.py", "run", "--seq_len", T, "--tokens", 1024, "--json", f"{T}.json")
+        (row,) = json.loads((tmp_path / f"{T}.json").read_text())
+        losses[T] = row["loss"]
+    assert losses[32] < losses[16] + 0.1 and losses[64] < losses[16] + 0.1, losses
 
 
 @torch.no_grad()
@@ -197,7 +212,7 @@ def test_a_bias_of_delta_would_change_nothing():
 
 @torch.no_grad()
 def test_room_in_the_cache_changes_nothing():
-    """Beyond the tokens held, the cache's zeros are the columns that follow the keys."""
+    """The zeros of the cache beyond its tokens are the columns that follow the keys."""
     model, _, _, idx, _ = setup("dape", **{**KEYS, "kernel": 5})
     for room in (7, 8, 9):
         cache = models.module("dape").Cache(model, 2, room)
@@ -210,7 +225,7 @@ def test_room_in_the_cache_changes_nothing():
     dict(kernel=0), dict(kernel=0, position="none")], ids=show)
 @pytest.mark.parametrize("T", [128, 129, 300])
 def test_blocks_of_queries_are_the_whole_attention(options, T):
-    """attend_in_blocks() against attend_at_once(): outputs and the gradients of everything; blocks of 128 at these T."""
+    """attend_in_blocks() equals attend_at_once(), in outputs and all gradients; blocks of 128 at these T."""
     dape = models.module("dape")
     c = dape.Config(**{**dict(n_head=4, d_model=32, n_kv_head=2), **options})
     torch.manual_seed(0)
@@ -261,7 +276,8 @@ def test_costs(options):
 def test_neutral_in_all_forms():
     for options in (dict(), dict(kernel=5), dict(conv="heads"), dict(kernel=0)):
         model, _, c, idx, _ = setup("dape", position="rope", **options)
-        base = models.build("gpt", **{key: x for key, x in vars(c).items() if key not in ("position", "kernel", "conv")})
+        base = models.build("gpt",
+                            **{key: x for key, x in vars(c).items() if key not in ("position", "kernel", "conv")})
         base.load_state_dict(model.state_dict(), strict=False)
         models.module("dape").neutral(model)
         assert (model(idx)[0] - base(idx)[0]).abs().max() < 1e-12
@@ -273,7 +289,8 @@ def test_initial_values():
     model = models.build("dape", vocab_size=31, n_layer=2, n_head=12, d_model=48)
     for block in model.blocks:
         bias = block.attn.score_bias
-        for w, fan_in in ((bias.delta.conv_in.weight, 24 * 3), (bias.delta.conv_in.bias, 24 * 3), (bias.delta.conv_out.weight, 32 * 3)):
+        for w, fan_in in ((bias.delta.conv_in.weight, 24 * 3), (bias.delta.conv_in.bias, 24 * 3),
+                          (bias.delta.conv_out.weight, 32 * 3)):
             assert 0.8 * fan_in ** -0.5 < w.abs().max() <= fan_in ** -0.5
             assert abs(w.std() * math.sqrt(3 * fan_in) - 1) < 0.3 and abs(w.mean()) < 0.3 * fan_in ** -0.5
         assert bias.position.p.min() >= 0 and 1 < bias.position.p.max() <= 2
@@ -284,14 +301,17 @@ def test_initial_values():
     assert 0.9 * 3 ** -0.5 < filters.abs().max() <= 3 ** -0.5
 
 
-@pytest.mark.parametrize("conv, parts", [("keys", ("conv_in.weight", "conv_in.bias", "conv_out.weight")), ("heads", ("conv.weight",))])
+@pytest.mark.parametrize("conv, parts",
+                         [("keys", ("conv_in.weight", "conv_in.bias", "conv_out.weight")), ("heads", ("conv.weight",))])
 def test_groups(conv, parts):
     at = "blocks.attn.score_bias"
-    assert own_groups(setup("dape", conv=conv)[0]) == (set(), {f"{at}.position.a", f"{at}.position.p"} | {f"{at}.delta.{part}" for part in parts})
+    assert own_groups(setup("dape", conv=conv)[0]) == (set(), {f"{at}.position.a", f"{at}.position.p"}
+                                                       | {f"{at}.delta.{part}" for part in parts})
 
 
 def test_slopes_of_alibi():
-    for H, slopes in {**SLOPES, 1: [-8], 2: [-4, -8], 8: [-1, -2, -3, -4, -5, -6, -7, -8], 3: [-4, -8, -2]}.items():
+    powers = {1: [-8], 2: [-4, -8], 3: [-4, -8, -2], 8: [-1, -2, -3, -4, -5, -6, -7, -8]}
+    for H, slopes in {**LOG2_SLOPES, **powers}.items():
         P = models.module("dape").AlibiBias(H)(torch.tensor([[0, 1, 5]]))
         assert P.flatten(1).tolist() == [pytest.approx([0.0, -2.0 ** e, -5 * 2.0 ** e]) for e in slopes]
 
@@ -316,7 +336,8 @@ def test_stats():
         block.attn.score_bias.delta.register_forward_hook(lambda module, inputs, output: deltas.append(output))
     found = record.stats("dape", model, idx)
     for n, block in enumerate(model.blocks):
-        sds = [deltas[n][b, h, t, :t + 1].std(correction=0).item() for b in range(2) for h in range(4) for t in range(7)]
+        sds = [deltas[n][b, h, t, :t + 1].std(correction=0).item() for b in range(2) for h in range(4)
+               for t in range(7)]
         assert found["delta"][n] == pytest.approx(sum(sds) / len(sds))
         w = block.attn.score_bias.delta.conv_in.weight.square()
         assert found["neighbours"][n] == pytest.approx(((w[..., 0].sum() + w[..., 2].sum()) / w.sum()).item())
@@ -324,4 +345,5 @@ def test_stats():
         assert found["kerple_a"][n] == pytest.approx(block.attn.score_bias.position.a.mean().item())
     assert set(record.stats("dape", setup("dape", n_layer=2, kernel=0)[0], idx)) == {"kerple_p", "kerple_a"}
     one = setup("dape", **dict(HEADS, position="none", kernel=1))[0]
-    assert set(record.stats("dape", one, idx)) == {"delta", "neighbours"} and record.stats("dape", one, idx)["neighbours"] == [0.0, 0.0]
+    assert set(record.stats("dape", one, idx)) == {"delta", "neighbours"}
+    assert record.stats("dape", one, idx)["neighbours"] == [0.0, 0.0]

@@ -1,4 +1,4 @@
-"""data_prep.py against hand-made bytes, naive re-implementations and a local web server. Offline, seconds."""
+"""data_prep.py against bytes made by hand, naive implementations and a local web server. Offline."""
 import base64
 import fcntl
 import gzip
@@ -66,11 +66,13 @@ def main(monkeypatch, capsys, folder, *args):
 
 def cli(*args, cwd, **env):
     """The same as a process of its own."""
-    env = {**os.environ, "HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9", "OMP_NUM_THREADS": "1", **env}
-    return subprocess.run([sys.executable, ROOT / "data_prep.py", *map(str, args)], cwd=cwd, env=env, capture_output=True, text=True)
+    env = {**os.environ, "HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9",
+           "OMP_NUM_THREADS": "1", **env}
+    return subprocess.run([sys.executable, ROOT / "data_prep.py", *map(str, args)], cwd=cwd, env=env,
+                          capture_output=True, text=True)
 
 
-# ----------------------------------------------------------------------------------------------------------------- shards
+# --------------------------------------------------------------------------------------------------------------- shards
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int64, list])
@@ -113,7 +115,7 @@ def test_ids_that_do_not_fit_are_not_written(tmp_path, tokens):
     assert not list(tmp_path.iterdir())
 
 
-# ------------------------------------------------------------------------------------------------------------- tokenizers
+# ----------------------------------------------------------------------------------------------------------- tokenizers
 
 
 def ranks_file(path, tokens):
@@ -134,7 +136,8 @@ def tokenizer(request, tmp_path):
 
 def test_tokenizers_give_back_the_text(tokenizer):
     rng = random.Random(0)
-    random_text = "".join(chr(rng.choice([rng.randrange(0xd800), rng.randrange(0xe000, 0x110000), rng.randrange(128)])) for _ in range(3000))
+    random_text = "".join(chr(rng.choice([rng.randrange(0xd800), rng.randrange(0xe000, 0x110000), rng.randrange(128)]))
+                          for _ in range(3000))
     widths = tokenizers.token_bytes(tokenizer)
     assert widths.shape == (tokenizer.n_vocab,) and widths.dtype == np.int64 and widths[tokenizer.eot_token] == 0
     for text in [*DOCS, random_text]:
@@ -146,8 +149,10 @@ def test_tokenizers_give_back_the_text(tokenizer):
 
 def test_token_ids(tmp_path):
     byte = tokenizers.load_tokenizer("byte")
-    assert byte.encode_ordinary("é\r\n\x00") == list("é\r\n\x00".encode()) and (byte.eot_token, byte.n_vocab) == (256, 257)
-    file = tokenizers.load_tokenizer(ranks_file(tmp_path / "r", [bytes([i]) for i in range(256)] + [b"ab", b"abab", b"b a"]))
+    assert byte.encode_ordinary("é\r\n\x00") == list("é\r\n\x00".encode())
+    assert (byte.eot_token, byte.n_vocab) == (256, 257)
+    file = tokenizers.load_tokenizer(ranks_file(tmp_path / "r", [bytes([i]) for i in range(256)]
+                                                + [b"ab", b"abab", b"b a"]))
     assert (file.eot_token, file.n_vocab) == (259, 260)
     assert file.encode_ordinary("ababab") == [257, 256]
     assert file.encode_ordinary("b a") == [98, 32, 97]                   # a word does not join with the one before
@@ -177,11 +182,12 @@ def test_train_bpe(tmp_path):
     assert mine.n_vocab == 300 and mine.eot_token == 299
     import rustbpe
     other = rustbpe.Tokenizer()
-    other.train_from_iterator(iter(texts), 299, pattern=r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
+    other.train_from_iterator(iter(texts), 299,
+                              pattern=r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
     for text in texts:
         assert mine.decode(mine.encode_ordinary(text)) == text
         assert mine.encode_ordinary(text) == other.encode(text)
-    assert len(mine.encode_ordinary(texts[-1])) < len(texts[-1]) / 3     # it did learn
+    assert len(mine.encode_ordinary(texts[-1])) < len(texts[-1]) / 3     # it has learned
     for n in (256, 65537):
         with pytest.raises(UserError, match=str(n)):
             tokenizers.train_bpe(iter(texts), n, tmp_path / "u")
@@ -190,7 +196,7 @@ def test_train_bpe(tmp_path):
     assert not (tmp_path / "u").exists()
 
 
-# ----------------------------------------------------------------------------------------------------------------- loader
+# --------------------------------------------------------------------------------------------------------------- loader
 
 SEQ = 5
 TRAIN = [list(range(100, 117)), [200, 201], list(range(400, 405)), list(range(300, 311))]    # 17, 2, 5 and 11 tokens
@@ -198,7 +204,8 @@ TRAIN = [list(range(100, 117)), [200, 201], list(range(400, 405)), list(range(30
 
 def brute_windows():
     """Every window by hand: within a shard, side by side, SEQ inputs plus one."""
-    return [tuple(shard[i:i + SEQ + 1]) for shard in TRAIN for i in range(0, len(shard), SEQ) if len(shard[i:i + SEQ + 1]) == SEQ + 1]
+    return [tuple(shard[i:i + SEQ + 1]) for shard in TRAIN for i in range(0, len(shard), SEQ)
+            if len(shard[i:i + SEQ + 1]) == SEQ + 1]
 
 
 def rows_of(data, step, start, stop, batch_size, seed=0):
@@ -226,7 +233,8 @@ def test_batch_is_a_pure_function(tmp_path):
     folder = make(tmp_path / "d", TRAIN)
     data = Data(folder)
     reference = {step: rows_of(data, step, 0, 4, 4) for step in range(12)}
-    for step in random.Random(0).sample(range(12), 12):                  # any order, after other requests, on a new object
+    # in any order, on a new object
+    for step in random.Random(0).sample(range(12), 12):
         np.random.seed(step)
         torch.manual_seed(step)
         data.batch(step + 7, 0, 2, 2, 3, 99)
@@ -239,7 +247,7 @@ def test_batch_is_a_pure_function(tmp_path):
 
 
 def test_order_is_frozen(tmp_path):
-    """Resuming must see the same batches for ever: PCG64's raw stream is fixed by numpy, and so is the order."""
+    """A resumed run must see the same batches: numpy fixes PCG64's raw stream, and with it the order."""
     data = Data(make(tmp_path / "d", [list(range(21))]))
     assert [row[0] // 2 for row in data.batch(0, 0, 10, 10, 2, seed=1234)[0].tolist()] == [5, 6, 3, 9, 7, 4, 1, 2, 8, 0]
 
@@ -275,8 +283,8 @@ def test_val_batches_cover_the_first_targets_once(tmp_path, n_tokens, batch_size
 def test_foreign_names_and_what_is_no_shard(tmp_path):
     folder = tmp_path / "d"
     folder.mkdir()
-    for name, tokens in {"retrieval_train_000002.bin": [3, 4], "retrieval_train_000001.bin": [1, 2], "retrieval_val_000000.bin": [5],
-                         "other.bin": [9] * 9}.items():
+    for name, tokens in {"retrieval_train_000002.bin": [3, 4], "retrieval_train_000001.bin": [1, 2],
+                         "retrieval_val_000000.bin": [5], "other.bin": [9] * 9}.items():
         (folder / name).write_bytes(shard_bytes(tokens))
     (folder / "train_000009.bin.tmp-1").write_bytes(b"")
     data = Data(folder)
@@ -292,13 +300,14 @@ def test_fingerprint_follows_the_data(tmp_path):
     assert len({base, *(Data(make(tmp_path / f"c{i}", c)).fingerprint for i, c in enumerate(changed))}) == 5
     names = {"train_000000.bin": len(long), "val_000000.bin": 3}
     with_meta = [Data(make(tmp_path / f"m{i}", [[0] * len(long)], meta=m)).fingerprint for i, m in enumerate(
-        [meta_of(names), meta_of(names) | {"source": "x"}, meta_of(names) | {"shards": {k: {"tokens": n, "sha256": "1"} for k, n in names.items()}}])]
+        [meta_of(names), meta_of(names) | {"source": "x"},
+         meta_of(names) | {"shards": {k: {"tokens": n, "sha256": "1"} for k, n in names.items()}}])]
     assert with_meta[0] == with_meta[1] != with_meta[2]
 
 
 def test_token_bytes_of_a_folder(tmp_path):
-    folder = make(tmp_path / "d", TRAIN, meta=meta_of({f"train_{i:06d}.bin": len(t) for i, t in enumerate(TRAIN)} | {"val_000000.bin": 3},
-                                                      vocab_size=500, tokenizer="own.tiktoken"))
+    shards = {f"train_{i:06d}.bin": len(t) for i, t in enumerate(TRAIN)} | {"val_000000.bin": 3}
+    folder = make(tmp_path / "d", TRAIN, meta=meta_of(shards, vocab_size=500, tokenizer="own.tiktoken"))
     with pytest.raises(UserError, match="'own.tiktoken' is no file of the folder"):
         Data(folder)
     (folder / "own.tiktoken").write_text("not ranks")
@@ -332,7 +341,8 @@ def test_ids_beyond_the_vocabulary(tmp_path, monkeypatch):
     (meta_of({}) | {"shards": ["train_000000.bin"]}, "meta.json: broken"),
     (meta_of({"train_000000.bin": "4", "val_000000.bin": 3}), "meta.json: broken"),
     (meta_of({"train_000000.bin": 4, "val_000000.bin": 3}, tokenizer="../own.tiktoken"), "no file of the folder"),
-    (meta_of({"train_000000.bin": 4, "train_000001.bin": 4, "val_000000.bin": 3}), "train_000001.bin: is in meta.json but not in the folder"),
+    (meta_of({"train_000000.bin": 4, "train_000001.bin": 4, "val_000000.bin": 3}),
+     "train_000001.bin: is in meta.json but not in the folder"),
     (meta_of({"train_000000.bin": 4}), "val_000000.bin: is in the folder but not in meta.json"),
     (meta_of({"train_000000.bin": 5, "val_000000.bin": 3}), "meta.json says 5 tokens, the shard holds 4"),
 ])
@@ -346,7 +356,8 @@ def test_bad_meta(tmp_path, meta, words):
 
 
 def test_bad_folders(tmp_path):
-    for build, words in [(lambda: tmp_path / "none", "no such data folder.*python data_prep.py"), (lambda: make(tmp_path / "a", []), "no train shard"),
+    for build, words in [(lambda: tmp_path / "none", "no such data folder.*python data_prep.py"),
+                         (lambda: make(tmp_path / "a", []), "no train shard"),
                          (lambda: make(tmp_path / "b", TRAIN, []), "no val shard")]:
         with pytest.raises(UserError, match=words):
             Data(build())
@@ -355,11 +366,11 @@ def test_bad_folders(tmp_path):
         Data(tmp_path / "c")
 
 
-# ------------------------------------------------------------------------------------------------------------ preparation
+# ---------------------------------------------------------------------------------------------------------- preparation
 
 
 def expected(docs, prepared):
-    """Tokens of both splits by the naive way: bytes after an end-of-text, documents dealt out as `prepared` has them."""
+    """Tokens of both splits, naively: end-of-text and bytes, with the documents split as in `prepared`."""
     streams = {"train": [], "val": []}
     for doc in docs:
         ids = [256, *doc.encode()]
@@ -377,7 +388,8 @@ def write_docs(path, docs):
     if ".txt" in path.name:
         raw = f"\n{EOT}\n".join(docs).encode()
     else:
-        raw = "".join(json.dumps({"id": i, "text": doc}, ensure_ascii=i % 2 == 0) + "\n" for i, doc in enumerate(docs)).encode()
+        raw = "".join(json.dumps({"id": i, "text": doc}, ensure_ascii=i % 2 == 0) + "\n"
+                      for i, doc in enumerate(docs)).encode()
     path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)(raw))
     return path
 
@@ -385,12 +397,15 @@ def write_docs(path, docs):
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.txt.gz", "a.jsonl.gz", "a.txt.xz", "a.jsonl.xz"])
 def test_text_against_a_naive_reference(tmp_path, name):
     docs = [f"{i} {doc}" for i in range(12) for doc in DOCS]
-    meta = data_prep.prepare_text([write_docs(tmp_path / name, docs)], tmp_path / "out", "byte", val_frac=0.2, shard_tokens=1000)
+    meta = data_prep.prepare_text([write_docs(tmp_path / name, docs)], tmp_path / "out", "byte", val_frac=0.2,
+                                  shard_tokens=1000)
     prepared = splits_of(tmp_path / "out")
     assert prepared == expected(docs, prepared)
-    assert 3 <= prepared["val"].count(256) <= 25 and prepared["train"].count(256) + prepared["val"].count(256) == len(docs)
+    assert 3 <= prepared["val"].count(256) <= 25
+    assert prepared["train"].count(256) + prepared["val"].count(256) == len(docs)
     for split, ids in prepared.items():
-        assert meta["splits"][split] == {"tokens": len(ids), "documents": ids.count(256), "bytes": len(ids) - ids.count(256)}
+        assert meta["splits"][split] == {"tokens": len(ids), "documents": ids.count(256),
+                                         "bytes": len(ids) - ids.count(256)}
     for shard, entry in meta["shards"].items():
         raw = (tmp_path / "out" / shard).read_bytes()
         assert entry == {"tokens": (len(raw) - 1024) // 2, "sha256": hashlib.sha256(raw).hexdigest()}
@@ -408,7 +423,8 @@ def test_documents_of_a_text_file(tmp_path):
 
     assert docs(b"a\n\nb\n") == ["a\n\nb\n"]                              # no separator: the file as it is
     assert docs(b"a\n<|endoftext|>\nb\n<|endoftext|>\n") == ["a", "b"]
-    assert docs(b"<|endoftext|>\n\n<|endoftext|>\na\n <|endoftext|>\n<|endoftext|>b") == ["a\n <|endoftext|>\n<|endoftext|>b"]
+    inside = b"a\n <|endoftext|>\n<|endoftext|>b"
+    assert docs(b"<|endoftext|>\n\n<|endoftext|>\n" + inside) == [inside.decode()]
     assert docs(b"a\r\n<|endoftext|>\r\nb\r\n") == ["a", "b\r\n"]
     assert docs(b"\xef\xbb\xbfa\x0bb\x85c".replace(b"\x85", "\u2028".encode())) == ["a\x0bb\u2028c"]
     assert docs(b'{"text": "x\\ud83d y"}\n\n{"text": ""}\n{"text": "<|endoftext|>"}', "a.jsonl") == ["x? y", EOT]
@@ -423,7 +439,8 @@ def test_val_when_no_document_falls_to_it(tmp_path):
 
 
 def test_the_first_document_always_trains(tmp_path):
-    data_prep.prepare_text([write_docs(tmp_path / "a.txt", ["a", "b", "c"])], tmp_path / "out", "byte", val_frac=0.999999)
+    data_prep.prepare_text([write_docs(tmp_path / "a.txt", ["a", "b", "c"])], tmp_path / "out", "byte",
+                           val_frac=0.999999)
     assert splits_of(tmp_path / "out") == {"train": [256, 97], "val": [256, 98, 256, 99]}
 
 
@@ -432,7 +449,8 @@ def test_val_files_and_ranks_file(tmp_path):
     (tmp_path / "a.txt").write_text("abba")
     (tmp_path / "b.jsonl").write_text('{"body": "bab"}\n')
     (tmp_path / "c.jsonl").write_text('{"body": "b"}\n')
-    data_prep.prepare_text([tmp_path / "c.jsonl"], tmp_path / "out", ranks, val_files=[tmp_path / "b.jsonl", tmp_path / "c.jsonl"], field="body")
+    data_prep.prepare_text([tmp_path / "c.jsonl"], tmp_path / "out", ranks,
+                           val_files=[tmp_path / "b.jsonl", tmp_path / "c.jsonl"], field="body")
     assert splits_of(tmp_path / "out") == {"train": [257, 98], "val": [257, 98, 256, 257, 98]}
     ranks.unlink()                                                       # the folder has its own copy
     data = Data(tmp_path / "out")
@@ -444,12 +462,14 @@ def test_val_files_and_ranks_file(tmp_path):
 def test_train_bpe_option(tmp_path, monkeypatch, capsys):
     pytest.importorskip("rustbpe")
     (tmp_path / "a.txt").write_text("the cat sat on the mat. " * 40 + f"\n{EOT}\nnothing like it: zzzzzzzz")
-    code, out, err = main(monkeypatch, capsys, tmp_path, "text", "a.txt", "--name", "x", "--train_bpe", 262, "--val", "a.txt")
+    code, out, err = main(monkeypatch, capsys, tmp_path, "text", "a.txt", "--name", "x", "--train_bpe", 262, "--val",
+                          "a.txt")
     assert code == 0 and "python train.py --data data/x" in out, err
     data = Data(tmp_path / "data/x")
     tokenizer = tokenizers.load_tokenizer(data.tokenizer)
     ids = data.shards["train"][0].tolist()
-    assert data.vocab_size == 262 and tokenizer.decode(ids) == EOT + (tmp_path / "a.txt").read_text().replace(f"\n{EOT}\n", EOT)
+    assert data.vocab_size == 262
+    assert tokenizer.decode(ids) == EOT + (tmp_path / "a.txt").read_text().replace(f"\n{EOT}\n", EOT)
     assert max(ids) == ids[0] == 261 == tokenizer.eot_token
 
 
@@ -464,7 +484,8 @@ def test_stdlib(tmp_path, monkeypatch, capsys):
         assert sum(EOT + Path(module.__file__).read_text() + EOT in t + EOT for t in text.values()) == 1
     assert 0.01 < len(text["val"]) / len(text["train"]) < 0.15
     before = (tmp_path / "two/meta.json").stat().st_mtime_ns
-    assert data_prep.prepare_stdlib(tmp_path / "two") == meta and (tmp_path / "two/meta.json").stat().st_mtime_ns == before
+    assert data_prep.prepare_stdlib(tmp_path / "two") == meta
+    assert (tmp_path / "two/meta.json").stat().st_mtime_ns == before
     with pytest.raises(UserError, match="delete it or choose another --out"):
         data_prep.prepare_stdlib(tmp_path / "two", "gpt2")
     code, out, _ = main(monkeypatch, capsys, tmp_path, "stdlib", "--out", "one")
@@ -479,7 +500,8 @@ def little_stdlib(tmp_path, monkeypatch):
     for i in range(40):
         (lib / f"p{i % 3}").mkdir(parents=True, exist_ok=True)
         (lib / f"p{i % 3}" / f"m{i}.py").write_text(f"x = {i}\n")
-    for folder in ("test", "p0/tests", "site-packages/a", "encodings", "pydoc_data", "idlelib/idle_test", "__pycache__"):
+    for folder in ("test", "p0/tests", "site-packages/a", "encodings", "pydoc_data", "idlelib/idle_test",
+                   "__pycache__"):
         (lib / folder).mkdir(parents=True)
         (lib / folder / "bad.py").write_text("BAD")
     (lib / "latin.py").write_bytes(b"# \xe9 BAD")
@@ -494,12 +516,13 @@ def test_stdlib_walk(little_stdlib):
     text = {k: tokenizers.load_tokenizer("byte").decode(v).split(EOT)[1:] for k, v in splits_of(little_stdlib).items()}
     assert sorted(text["train"] + text["val"]) == sorted(f"x = {i}\n" for i in range(40)) and text["val"]
     paths = sorted(f"p{i % 3}/m{i}.py" for i in range(40))
-    assert text["train"] == [f"x = {re.search('m(.*).py', p)[1]}\n" for p in paths if f"x = {re.search('m(.*).py', p)[1]}\n" not in text["val"]]
+    every = [f"x = {re.search('m(.*).py', p)[1]}\n" for p in paths]
+    assert text["train"] == [line for line in every if line not in text["val"]]
     assert "40 files" in meta["source"]
 
 
 def test_stdlib_race(little_stdlib, monkeypatch):
-    """Another process finishes the same folder while we prepare it: its folder is used, ours goes."""
+    """Another process finishes the same folder first: its folder is used, ours is removed."""
     real, winner = data_prep.fill_folder, []
 
     def slow(*args, **kwargs):
@@ -515,7 +538,8 @@ def test_stdlib_race(little_stdlib, monkeypatch):
 
 def test_kill_leaves_no_half_made_folder(tmp_path):
     (tmp_path / "a.txt").write_text("some words here\n<|endoftext|>\n" * 600_000)
-    process = subprocess.Popen([sys.executable, ROOT / "data_prep.py", "text", "a.txt", "--name", "x", "--tokenizer", "byte", "--shard_tokens", "50000"],
+    process = subprocess.Popen([sys.executable, ROOT / "data_prep.py", "text", "a.txt", "--name", "x", "--tokenizer",
+                                "byte", "--shard_tokens", "50000"],
                                cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not list(tmp_path.glob("data/x.tmp-*/train_000002.bin")):
         assert process.poll() is None
@@ -527,7 +551,8 @@ def test_kill_leaves_no_half_made_folder(tmp_path):
 
 def test_ctrl_c(tmp_path):
     (tmp_path / "a.txt").write_text("some words here\n<|endoftext|>\n" * 600_000)
-    process = subprocess.Popen([sys.executable, ROOT / "data_prep.py", "text", "a.txt", "--name", "x", "--tokenizer", "byte", "--shard_tokens", "50000"],
+    process = subprocess.Popen([sys.executable, ROOT / "data_prep.py", "text", "a.txt", "--name", "x", "--tokenizer",
+                                "byte", "--shard_tokens", "50000"],
                                cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not list(tmp_path.glob("data/x.tmp-*/train_000002.bin")):
         assert process.poll() is None
@@ -538,7 +563,7 @@ def test_ctrl_c(tmp_path):
     assert not list((tmp_path / "data").iterdir())
 
 
-# --------------------------------------------------------------------------------------------------------------- download
+# ------------------------------------------------------------------------------------------------------------- download
 
 
 def train_shard(i):
@@ -546,7 +571,7 @@ def train_shard(i):
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Serves self.server.files; `cut` sends that many bytes only, `slow` 64 KiB at a time, `ranges` can be switched off."""
+    """Serves self.server.files: `cut` sends only that many bytes, `slow` 64 KiB at a time; `ranges` can be off."""
 
     def do_GET(self):
         server, name = self.server, self.path.rpartition("/")[2]
@@ -580,7 +605,8 @@ def server(monkeypatch):
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")              # the GPT-2 vocabulary is out of reach, at once
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.files = {f"finewebedu_train_{i:06d}.bin": train_shard(i) for i in (1, 2, 3)} | {"finewebedu_val_000000.bin": shard_bytes([50256, 5, 6])}
+    server.files = {f"finewebedu_train_{i:06d}.bin": train_shard(i) for i in (1, 2, 3)}
+    server.files["finewebedu_val_000000.bin"] = shard_bytes([50256, 5, 6])
     server.log, server.cut, server.slow, server.ranges = [], None, False, True
     server.url = f"http://127.0.0.1:{server.server_port}/some/folder"
     thread = threading.Thread(target=server.serve_forever)
@@ -602,7 +628,8 @@ def test_download(tmp_path, server):
     assert (data.tokenizer, data.vocab_size, data.n_train, data.n_val) == ("gpt2", 50257, 6002, 3)
     assert meta["splits"]["train"]["tokens"] == 6002 and meta["splits"]["train"]["documents"] == 2
     server.log.clear()
-    assert len(data_prep.download_fineweb_edu(tmp_path / "fw", 3, server.url + "/")["shards"]) == 4     # extends the folder
+    # one shard more
+    assert len(data_prep.download_fineweb_edu(tmp_path / "fw", 3, server.url + "/")["shards"]) == 4
     assert [name for name, _ in server.log] == ["finewebedu_train_000003.bin"]
 
 
@@ -624,11 +651,12 @@ def test_download_interrupted_and_resumed(tmp_path, server, ranges):
 
 @pytest.mark.parametrize("number, code", [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
 def test_download_killed_and_resumed(tmp_path, server, number, code):
-    """The process is killed in the middle of a shard; the next one takes up what had reached the disk."""
+    """The process is killed in the middle of a shard; the next one continues from what is on the disk."""
     name, server.slow = "finewebedu_train_000001.bin", True
     server.files = server.files | {name: shard_bytes([50256, *range(50000)] * 40)}                      # 4 MB
     words = [sys.executable, ROOT / "data_prep.py", "fineweb-edu", "--shards", "1", "--url", server.url, "--out", "fw"]
-    process, part = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True), tmp_path / f"fw/{name}.part"
+    part = tmp_path / f"fw/{name}.part"
+    process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while not part.exists() or part.stat().st_size < 2**20:
         assert process.poll() is None
         time.sleep(0.005)
@@ -658,19 +686,20 @@ def test_two_downloads_into_one_folder(tmp_path, server):
 ])
 def test_download_errors(tmp_path, server, monkeypatch, capsys, raw, words):
     name = "finewebedu_train_000001.bin"
-    server.files = server.files | {name: raw} if raw else {"finewebedu_val_000000.bin": server.files["finewebedu_val_000000.bin"]}
+    val = "finewebedu_val_000000.bin"
+    server.files = server.files | {name: raw} if raw else {val: server.files[val]}
     code, _, err = main(monkeypatch, capsys, tmp_path, "fineweb-edu", "--shards", 1, "--url", server.url, "--out", "fw")
     assert code == 2 and words in err and name in err and err.count("\n") == 1, err
-    server.files = server.files | {name: train_shard(1)}                 # mended: the same command works
+    server.files = server.files | {name: train_shard(1)}                 # corrected: the same command works
     assert len(data_prep.download_fineweb_edu(tmp_path / "fw", 1, server.url)["shards"]) == 2
 
 
-# -------------------------------------------------------------------------------------------------------------------- CLI
+# ------------------------------------------------------------------------------------------------------------------ CLI
 
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory):
-    """A folder with all sorts of bad input."""
+    """A folder with bad input of many kinds."""
     desk = tmp_path_factory.mktemp("desk")
     (desk / "ok.txt").write_text("fine text\n")
     (desk / "empty.txt").write_text("")

@@ -2,7 +2,8 @@
 import pytest
 import torch
 from measure import dtypes_read, extra
-from reference import add, attend, compare, float64, mlp_sublayer, norm, project, setup  # noqa: F401  (float64: autouse)
+from reference import (  # noqa: F401  (float64: autouse)
+    add, attend, compare, float64, mlp_sublayer, norm, project, setup)
 
 import models
 from nanodepth import record
@@ -24,9 +25,10 @@ def denseformer(p, c, x):
     return Y
 
 
-CASES = [dict(), dict(tie_embeddings=True, qk_norm=False, z_loss=0.0), dict(n_kv_head=4, gate="elementwise"), dict(gate="headwise"),
-         dict(dilation=2), dict(dilation=3), dict(period=2, n_layer=5), dict(period=3), dict(dilation=2, period=2, n_layer=4),
-         dict(dilation=2, period=3, n_layer=7), dict(dilation=4, period=5, n_layer=11)]
+CASES = [dict(), dict(tie_embeddings=True, qk_norm=False, z_loss=0.0), dict(n_kv_head=4, gate="elementwise"),
+         dict(gate="headwise"), dict(dilation=2), dict(dilation=3), dict(period=2, n_layer=5), dict(period=3),
+         dict(dilation=2, period=2, n_layer=4), dict(dilation=2, period=3, n_layer=7),
+         dict(dilation=4, period=5, n_layer=11)]
 
 
 @pytest.mark.parametrize("options", CASES, ids=str)
@@ -40,10 +42,11 @@ def sources(**options):
     return {int(i): list(average.sources) for i, average in model.average.items()}
 
 
-def test_who_reads_what():
-    """Section 3.3 of the paper spells these two out."""
+def test_sources():
+    """The first two are examples in section 3.3 of the paper."""
     assert sources(n_layer=8, dilation=4, period=4) == {4: [0, 4], 8: [0, 4, 8]}
-    assert sources(n_layer=23, dilation=4, period=5) == {5: [1, 5], 10: [2, 6, 10], 15: [3, 7, 11, 15], 20: [0, 4, 8, 12, 16, 20]}
+    assert sources(n_layer=23, dilation=4, period=5) == {
+        5: [1, 5], 10: [2, 6, 10], 15: [3, 7, 11, 15], 20: [0, 4, 8, 12, 16, 20]}
     assert sources(n_layer=3) == {1: [0, 1], 2: [0, 1, 2], 3: [0, 1, 2, 3]}
 
 
@@ -66,14 +69,16 @@ def test_initial_values():
             assert average.alpha.tolist() == [0.0] * (len(average.sources) - 1) + [1.0]
 
 
-@pytest.mark.parametrize("options", [dict(), dict(dilation=2), dict(period=2, n_layer=4), dict(dilation=2, period=2, n_layer=4, gate="elementwise"),
-                                     dict(dilation=4, period=5, n_layer=10, tie_embeddings=True)], ids=str)
+@pytest.mark.parametrize("options", [
+    dict(), dict(dilation=2), dict(period=2, n_layer=4), dict(dilation=2, period=2, n_layer=4, gate="elementwise"),
+    dict(dilation=4, period=5, n_layer=10, tie_embeddings=True)], ids=str)
 @torch.no_grad()
 def test_muddformers_static_single_average_is_denseformer(options):
     shape = dict(n_layer=3, d_ff=24) | options
     mudd = setup("muddformer", dynamic=False, multiway=False, ffn_realloc=False, **shape)[0]
     dense, _, _, idx, _ = setup("denseformer", **shape)
-    weights = {key.replace("q_in_norm", "attn_norm"): p for key, p in mudd.state_dict().items() if not key.startswith("aggregate.")}
+    weights = {key.replace("q_in_norm", "attn_norm"): p for key, p in mudd.state_dict().items()
+               if not key.startswith("aggregate.")}
     weights |= {f"average.{i}.alpha": aggregate.weights.a[0] for i, aggregate in mudd.aggregate.items()}
     dense.load_state_dict(weights)
     assert (dense(idx)[0] - mudd(idx)[0]).abs().max() < 1e-12

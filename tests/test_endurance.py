@@ -16,13 +16,13 @@ def whole(tmp_path_factory):
 
 
 def test_kills(tmp_path):
-    """SIGKILL at random instants: every checkpoint on the way is that of the undisturbed run, and so is the end."""
+    """SIGKILL at random moments: every checkpoint and the end equal those of the undisturbed run."""
     counts = endurance.kills(8, 0, tmp_path, [models.names()[0], models.names()[-1]])
     assert counts["chains"] >= 2 and sum(counts.values()) - counts["chains"] >= 8
 
 
 def test_ranks(tmp_path):
-    """1, 2 and 4 processes, and checkpoints passed between 2 and 1: the same losses but for rounding; bytes as by the formulas."""
+    """1, 2 and 4 processes, and a run that goes from 2 to 1 to 2: equal losses up to rounding, bytes as computed."""
     small = dict(d_model=32, d_ff=64)
     rounded = [name for name in models.names() if settings.of(name, "ROUNDED_DECAY", False)]      # without weight decay
     usual = [name for name in models.names() if name not in rounded]
@@ -32,8 +32,9 @@ def test_ranks(tmp_path):
         losses += endurance.ranks(tmp_path / "rounded", rounded, "float64", [], **small, weight_decay=0.0)[0]
     assert len(losses) == 4 * len(models.names()) and len(sizes) == 4
     assert all(max(differences) < 1e-9 for _, _, *differences in losses), losses
-    for name, world, what, formula, measured in sizes:                          # held: python's and DDP's own come on top
-        assert 0 <= measured / formula - 1 < (0.01 if what == "sent per step" else 0.08), (name, world, what, formula, measured)
+    for name, world, what, formula, measured in sizes:
+        most = 0.01 if what == "sent per step" else 0.08                        # Python and DDP hold some more
+        assert 0 <= measured / formula - 1 < most, (name, world, what, formula, measured)
 
 
 def test_a_lost_rank_stops_the_others(tmp_path, whole):

@@ -35,8 +35,9 @@ def save_run(folder, name, tokenizer="byte", **options):
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p) * (0.2 if p.ndim > 1 else 0.1))
-    config = {"model": name, "model_config": vars(model.config), "options": {"preset": "tiny", "seq_len": 32, "dtype": "fp32"},
-              "tokenizer": tokenizer, "data": {"path": "gone", "fingerprint": ""}}
+    config = {"model": name, "model_config": vars(model.config),
+              "options": {"preset": "tiny", "seq_len": 32, "dtype": "fp32"}, "tokenizer": tokenizer,
+              "data": {"path": "gone", "fingerprint": ""}}
     folder.mkdir()
     torch.save({"model": model.state_dict(), "optimizers": [], "step": 7, "tokens": 70, "rng": torch.get_rng_state(),
                 "config": config, "tokenizer": tokenizer}, folder / "ckpt.pt")
@@ -48,7 +49,7 @@ def instances(kind, *arguments):
 
 
 def brute_force(model, context, continuation, seq_len):
-    """(log-likelihood, greedy) of token lists: one token after the other, no batch, no cache, float64."""
+    """(log-likelihood, is greedy) of token lists, one token at a time, no batch, no cache, float64."""
     model, total, greedy = model.double(), 0.0, True
     both = (context + continuation)[-(seq_len + 1):]
     for at in range(len(both) - len(continuation), len(both)):
@@ -59,8 +60,9 @@ def brute_force(model, context, continuation, seq_len):
 
 
 LONG = "the quick brown fox jumps over the lazy dog; 1234567890 times"           # more than max_len
-PAIRS = [("Question: why?\nAnswer:", " because"), ("Question: why?\nAnswer:", " no"), ("Question: why?\nAnswer:", "!"), ("a", "b"),
-         ("Trailing space ", "word"), ("", "no context"), ("Query: why so?\nAnswer:", " yes"), (LONG, "cut off on the left"),
+PAIRS = [("Question: why?\nAnswer:", " because"), ("Question: why?\nAnswer:", " no"), ("Question: why?\nAnswer:", "!"),
+         ("a", "b"), ("Trailing space ", "word"), ("", "no context"), ("Query: why so?\nAnswer:", " yes"),
+         (LONG, "cut off on the left"),
          (LONG, "."), ("x", "y" * 48), ("ü", "ßé"), ("Question: why?\nAnswer:", " no")]
 
 
@@ -93,15 +95,18 @@ def test_a_shared_context_is_read_once(tmp_path):
     lm = harness.HarnessLM(save_run(tmp_path / "run", "gpt"), device="cpu")
     seen = []
     lm.model.register_forward_pre_hook(lambda module, inputs: seen.append(tuple(inputs[0].shape)))
-    lm.loglikelihood(instances("loglikelihood", *[("1234567890", f" {i}{i}") for i in range(4)], ("0987654321", " 5")), disable_tqdm=True)
-    assert seen == [(2, 10), (5, 2)]                                        # two contexts, then what all five add but the last token
+    lm.loglikelihood(instances("loglikelihood", *[("1234567890", f" {i}{i}") for i in range(4)], ("0987654321", " 5")),
+                     disable_tqdm=True)
+    # the two contexts, then the five continuations without their last tokens
+    assert seen == [(2, 10), (5, 2)]
 
 
 def test_tokens_at_the_boundary(tmp_path):
-    """A token may not span context and continuation; a continuation is what the whole text has after the context's tokens."""
+    """No token spans both: the continuation is what follows the context's tokens in the whole text's."""
     folder = save_run(tmp_path / "run", "gpt", tokenizer="tokenizer.tiktoken")
     merges = [bytes([i]) for i in range(256)] + [b"th", b" th", b" the", b"re"]
-    (folder / "tokenizer.tiktoken").write_bytes(b"".join(base64.b64encode(m) + b" %d\n" % i for i, m in enumerate(merges)))
+    (folder / "tokenizer.tiktoken").write_bytes(b"".join(base64.b64encode(m) + b" %d\n" % i
+                                                         for i, m in enumerate(merges)))
     lm, model = harness.HarnessLM(folder, device="cpu"), runs.load(folder)[0]
     assert lm.tok_encode("a there") == [97, 258, 259]
     for context, continuation, split in (("a ", "there", ([97], [258, 259])), ("a", " there", ([97], [258, 259])),
@@ -111,9 +116,10 @@ def test_tokens_at_the_boundary(tmp_path):
 
 
 def test_rolling(tmp_path):
-    """Every token once: the first window after end-of-text, the later ones with as much context as a window has room for."""
+    """Every token is scored once: the first window after end-of-text, the others with as much context as fits."""
     lm = harness.HarnessLM(save_run(tmp_path / "run", PAIR[1]), device="cpu", seq_len=16)
-    model, texts = runs.load(tmp_path / "run")[0], ["short", "", "exactly 16 bytes", "a longer text, of three windows and a bit"]
+    model = runs.load(tmp_path / "run")[0]
+    texts = ["short", "", "exactly 16 bytes", "a longer text, of three windows and a bit"]
     wanted = []
     for text in texts:
         tokens, total = [256, *text.encode()], 0.0
@@ -121,7 +127,8 @@ def test_rolling(tmp_path):
             end = min(start + 16, len(tokens))
             total += brute_force(model, tokens[max(0, end - 17):start], tokens[start:end], 16)[0]
         wanted.append(total)
-    found = lm.loglikelihood_rolling(instances("loglikelihood_rolling", *[(text,) for text in texts]), disable_tqdm=True)
+    found = lm.loglikelihood_rolling(instances("loglikelihood_rolling", *[(text,) for text in texts]),
+                                     disable_tqdm=True)
     assert found == pytest.approx(wanted, abs=1e-4)
 
 
@@ -140,7 +147,8 @@ def test_generate_until(name, tmp_path):
     contexts = ["once upon", "a time..", LONG, "", "once upon"]
     whole = [greedy(context, 8) for context in contexts]
     stop = whole[0][3:5]
-    options = [{"max_gen_toks": 8, "until": []}, {"max_gen_toks": 8, "until": "\n\n\n"}, {"max_gen_toks": 8, "do_sample": False, "temperature": 0.0},
+    options = [{"max_gen_toks": 8, "until": []}, {"max_gen_toks": 8, "until": "\n\n\n"},
+               {"max_gen_toks": 8, "do_sample": False, "temperature": 0.0},
                {"max_gen_toks": 8, "until": ["", "\n\n\n"]}, {"max_gen_toks": 8, "until": [stop, "never"]}]
     whole[4] = whole[4][:whole[4].index(stop)]
     for batch_tokens in (1, 16384):
@@ -163,7 +171,7 @@ def test_what_cannot_be_done(tmp_path, monkeypatch):
 
 
 def test_the_harness_own_adapter_agrees(place, tmp_path):
-    """A LlamaForCausalLM under lm_eval's HFLM, and its weights in gpt.py under ours: an independent model and adapter."""
+    """A LlamaForCausalLM with lm_eval's adapter, and its weights in gpt.py with ours."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     from lm_eval.models.huggingface import HFLM
@@ -172,14 +180,15 @@ def test_the_harness_own_adapter_agrees(place, tmp_path):
     from tokenizers.models import BPE
 
     import convert
-    vocab = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))} | {"Ġa": 256, "<|endoftext|>": 257}
+    vocab = {c: i for i, c in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġa", "<|endoftext|>"])}
     tokenizer = Tokenizer(BPE(vocab, [("Ġ", "a")]))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
     torch.manual_seed(0)
     llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        vocab_size=258, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=48, initializer_range=0.2, eos_token_id=257, bos_token_id=257)).eval()
+        vocab_size=258, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=48, initializer_range=0.2, eos_token_id=257,
+        bos_token_id=257)).eval()
     for saved in (llama, tokenizer):
         saved.save_pretrained(tmp_path / "llama")
     convert.convert("llama", tmp_path / "llama", tmp_path / "run")
@@ -187,7 +196,8 @@ def test_the_harness_own_adapter_agrees(place, tmp_path):
     theirs = HFLM(pretrained=llama, tokenizer=tokenizer, batch_size=3, max_length=48, device="cpu", dtype="float32")
     texts = [(context + continuation,) for context, continuation in PAIRS]
     kinds = {"loglikelihood": PAIRS, "loglikelihood_rolling": texts,
-             "generate_until": [(context or "a", {"until": ["a", "\n\n"], "max_gen_toks": 8, "do_sample": False}) for context, _ in PAIRS]}
+             "generate_until": [(context or "a", {"until": ["a", "\n\n"], "max_gen_toks": 8, "do_sample": False})
+                                for context, _ in PAIRS]}
     for kind, arguments in kinds.items():
         found, wanted = (getattr(lm, kind)(instances(kind, *arguments), disable_tqdm=True) for lm in (ours, theirs))
         if kind == "generate_until":
@@ -201,7 +211,7 @@ def test_the_harness_own_adapter_agrees(place, tmp_path):
     assert results[0] == results[1]
 
 
-# ------------------------------------------------------------------------------------------------------- the command line
+# ----------------------------------------------------------------------------------------------------- the command line
 
 TASK = """task: NAME
 dataset_path: json
@@ -216,29 +226,33 @@ metric_list:
   - {metric: acc, aggregation: mean, higher_is_better: true}
   - {metric: acc_norm, aggregation: mean, higher_is_better: true}
 """
-ITEMS = [{"question": f"{i} and {i + 1}", "choices": [f"{2 * i + 1}", "several", "x" * (i % 5 + 1)], "label": i % 3} for i in range(12)]
+ITEMS = [{"question": f"{i} and {i + 1}", "choices": [f"{2 * i + 1}", "several", "x" * (i % 5 + 1)], "label": i % 3}
+         for i in range(12)]
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with two runs and a task folder that has a small task under the names of exo's six."""
+    """A folder with two runs, and a task folder with a small task under each name of the group exo."""
     folder = tmp_path_factory.mktemp("place")
     for name in PAIR:
         save_run(folder / name, name)
     (folder / "tasks").mkdir()
     (folder / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in ITEMS))
     for task in ("mine", *(task for task, _ in harness.GROUPS["exo"][1].values())):
-        (folder / "tasks" / f"{task}.yaml").write_text(TASK.replace("NAME", task).replace("ITEMS", str(folder / "items.jsonl")))
+        text = TASK.replace("NAME", task).replace("ITEMS", str(folder / "items.jsonl"))
+        (folder / "tasks" / f"{task}.yaml").write_text(text)
     return folder
 
 
 def run_eval(place, *words):
-    return subprocess.run([sys.executable, str(ROOT / "eval.py"), *words, "--device", "cpu"], cwd=place, capture_output=True, text=True,
+    return subprocess.run([sys.executable, str(ROOT / "eval.py"), *words, "--device", "cpu"], cwd=place,
+                          capture_output=True, text=True,
                           env={**os.environ, "HF_HOME": str(place / "hf"), "HF_HUB_OFFLINE": "1"})
 
 
 def test_tables(place):
-    done = run_eval(place, *PAIR, "--tasks", "exo,mine,mqar", "--task_dir", "tasks", "--num_fewshot", "0", "--json", "rows.json")
+    done = run_eval(place, *PAIR, "--tasks", "exo,mine,mqar", "--task_dir", "tasks", "--num_fewshot", "0", "--json",
+                    "rows.json")
     assert done.returncode == 0, done.stderr
     rows = json.loads((place / "rows.json").read_text())
     assert rows == [json.loads((place / name / "eval.jsonl").read_text()) for name in PAIR]
@@ -261,7 +275,8 @@ def test_tables(place):
 
 
 @pytest.mark.parametrize("words, message", [
-    ("gpt --tasks mine,nonsense --task_dir tasks", "no task 'nonsense' in tasks; groups are exo, sat, mudd, recall and mqar"),
+    ("gpt --tasks mine,nonsense --task_dir tasks",
+     "no task 'nonsense' in tasks; groups are exo, sat, mudd, recall and mqar"),
     ("gpt --tasks sat --task_dir tasks", "no task 'wikitext' in tasks"),
     ("gpt --tasks mine --task_dir nowhere", "--task_dir nowhere is not a folder"),
     ("gpt --tasks= --task_dir tasks", "no task ''"),
@@ -276,7 +291,8 @@ def test_tables(place):
 def test_mistakes(place, words, message, monkeypatch, capsys):
     (place / "broken").mkdir(exist_ok=True)
     (place / "broken" / "broken.yaml").write_text(TASK.replace("NAME", "broken").replace("ITEMS", "gone.jsonl"))
-    (place / "broken" / "worse.yaml").write_text(TASK.replace("NAME", "worse").replace("ITEMS", str(place / "items.jsonl")).replace("multiple_choice", "unheard_of"))
+    worse = TASK.replace("NAME", "worse").replace("ITEMS", str(place / "items.jsonl"))
+    (place / "broken" / "worse.yaml").write_text(worse.replace("multiple_choice", "unheard_of"))
     monkeypatch.chdir(place)
     code = within("eval.py", eval_py.main, *words.split(), "--device", "cpu")
     last = capsys.readouterr().err.strip().split("\n")[-1]
@@ -293,27 +309,31 @@ def test_recall_reads_2048_tokens(tmp_path, monkeypatch):
     for seq_len in (None, 2500):
         args = argparse.Namespace(device="cpu", batch_tokens=100, seq_len=seq_len, num_fewshot=None, limit=None)
         tables = harness.benchmarks(run, args, ["recall", "exo"], ["mine"], None)
-        assert [title for title, _ in tables] == ["recall, 0-shot", "exo, 5-shot", "tasks"] and tables[0][1]["Avg."] == (50, None)
+        assert [title for title, _ in tables] == ["recall, 0-shot", "exo, 5-shot", "tasks"]
+        assert tables[0][1]["Avg."] == (50, None)
     assert seen == [2048, 3000, 3000, 2500, 2500, 2500]
 
 
 def test_no_network(place):
     done = run_eval(place, "gpt", "--tasks", "piqa,drop_completion")
     last = done.stderr.strip().split("\n")[-1]
-    assert done.returncode == 2 and last.startswith("eval.py: error: the data of piqa, drop_completion cannot be had"), done.stderr
+    assert done.returncode == 2, done.stderr
+    assert last.startswith("eval.py: error: the data of piqa, drop_completion cannot be had"), done.stderr
     assert "Traceback" not in done.stderr
 
 
-# ------------------------------------------------------------------------------------------------------------------ recall
+# --------------------------------------------------------------------------------------------------------------- recall
 
 
 def test_completion_task(place, tmp_path):
-    docs = [{"context": "Anna met [PAR] Ben.  The one she met was", "question": "The one she met was", "answers": ["Ben", "Benjamin"]},
+    docs = [{"context": "Anna met [PAR] Ben.  The one she met was", "question": "The one she met was",
+             "answers": ["Ben", "Benjamin"]},
             {"context": "It rained in May", "question": "It rained in the month of", "answers": ["may"]}]
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "validation.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in docs))
     from lm_eval.tasks import TaskManager
-    task = TaskManager(include_defaults=False).load([harness.completion_task("x", str(tmp_path / "data"))])["tasks"]["x"]
+    config = harness.completion_task("x", str(tmp_path / "data"))
+    task = TaskManager(include_defaults=False).load([config])["tasks"]["x"]
     assert [task.doc_to_text(doc) for doc in docs] == [
         "Anna met  Ben. The one she met was", "It rained in May. It rained in the month of"]
     assert [task.process_results(docs[0], [text])["contains"] for text in (" called BEN Smith", " Be n")] == [1.0, 0.0]
@@ -334,12 +354,13 @@ def test_mqar_examples():
     for n in (4, 32):
         tokens = harness.mqar_example(rng, n, 256).tolist()
         first, second = (list(zip(half[::2], half[1::2])) for half in (tokens[1:1 + 2 * n], tokens[1 + 2 * n:]))
-        assert tokens[0] == 256 and len(first) == len(second) == n and sorted(first) == sorted(second) and first != second
+        assert tokens[0] == 256 and len(first) == len(second) == n
+        assert sorted(first) == sorted(second) and first != second
         assert len({key for key, _ in first}) == n and all(key < 128 <= value < 256 for key, value in first)
 
 
 class Recaller(torch.nn.Module):
-    """Answers each token with what followed the same token before; the oracle of associative recall."""
+    """Predicts after each token what followed it before: the oracle of associative recall."""
 
     def __init__(self, wrong=0):
         super().__init__()

@@ -9,15 +9,17 @@ from reference import (  # noqa: F401  (float64: autouse)
 import models
 from nanodepth.devices import flops_per_token
 
-OWN = dict(gate="elementwise", anchor="external", mixing="static", granularity="elementwise", mix_streams="qkvg", norm_streams="qkvg")
+OWN = dict(gate="elementwise", anchor="external", mixing="static", granularity="elementwise", mix_streams="qkvg",
+           norm_streams="qkvg")
 DYNAMIC, FIRST = dict(mixing="dynamic"), dict(anchor="first_layer")
 CASES = BASE + [
     dict(granularity="headwise"), dict(granularity="scalar"), dict(norm_streams="qk"), dict(norm_streams=""),
     dict(mix_streams="vg", norm_streams=""), dict(gate="none", mix_streams="qkv", norm_streams="qkv"),
     DYNAMIC, dict(DYNAMIC, granularity="headwise"), dict(DYNAMIC, granularity="scalar", n_kv_head=4),
-    dict(DYNAMIC, mix_streams="vg", norm_streams="g"), dict(DYNAMIC, gate="none", mix_streams="qkv", norm_streams="qkv"),
-    FIRST, dict(FIRST, granularity="headwise", norm_streams=""), dict(FIRST, granularity="scalar"),
-    dict(FIRST, **DYNAMIC), dict(FIRST, **DYNAMIC, granularity="headwise", norm_streams="qk")]
+    dict(DYNAMIC, mix_streams="vg", norm_streams="g"),
+    dict(DYNAMIC, gate="none", mix_streams="qkv", norm_streams="qkv"), FIRST,
+    dict(FIRST, granularity="headwise", norm_streams=""), dict(FIRST, granularity="scalar"), dict(FIRST, **DYNAMIC),
+    dict(FIRST, **DYNAMIC, granularity="headwise", norm_streams="qk")]
 
 
 def exoformer(p, c, x):
@@ -27,7 +29,8 @@ def exoformer(p, c, x):
 
     def set_anchors(S):
         for s in n_heads:
-            anchors[s] = [[norm(p, f"anchor.norms.{s}_norm", u, c) if s in c.norm_streams else u for u in at] for at in S[s]]
+            anchors[s] = [[norm(p, f"anchor.norms.{s}_norm", u, c) if s in c.norm_streams else u for u in at]
+                          for at in S[s]]
 
     def gamma(at, a):
         z = linear(p, f"{at}.gamma.mix_out", gelu(linear(p, f"{at}.gamma.mix_in", a))) + p[f"{at}.gamma.mix_out.bias"]
@@ -72,7 +75,8 @@ SMALL = dict(vocab_size=31, n_layer=3, n_head=4, n_kv_head=2, d_model=32, d_ff=6
 
 @torch.no_grad()
 def test_dynamic_starts_as_static():
-    static, dynamic = (models.build("exoformer", **SMALL, zero_init=False, mixing=mixing) for mixing in ("static", "dynamic"))
+    static, dynamic = (models.build("exoformer", **SMALL, zero_init=False, mixing=mixing)
+                       for mixing in ("static", "dynamic"))
     dynamic.load_state_dict({k: v for k, v in static.state_dict().items() if "lambda" not in k}, strict=False)
     idx = torch.randint(31, (2, 9))
     torch.testing.assert_close(static(idx)[0], dynamic(idx)[0], atol=1e-12, rtol=0)
@@ -82,7 +86,8 @@ def test_dynamic_starts_as_static():
 def test_initial_values(mixing, value):
     model = models.build("exoformer", **SMALL, mixing=mixing)
     for block in model.blocks:
-        assert all((p == value).all() for p in (*block.attn.mix.lambda_anchor.values(), *block.attn.mix.lambda_self.values()))
+        assert all((p == value).all()
+                   for p in (*block.attn.mix.lambda_anchor.values(), *block.attn.mix.lambda_self.values()))
     assert 0.015 < model.anchor.proj.weight.std() < 0.025
     assert all((p == 1).all() for key, p in model.anchor.named_parameters() if "norm" in key)
     if mixing == "dynamic":
@@ -92,9 +97,10 @@ def test_initial_values(mixing, value):
 
 
 def test_groups():
-    """W_anc is outside the blocks and a matrix of Muon all the same."""
+    """W_anc is outside the blocks, and still trained by Muon."""
     matrices, mixing = own_groups(setup("exoformer", **{**OWN, **DYNAMIC})[0])
-    assert matrices == {"anchor.proj.weight", "blocks.attn.mix.gamma.mix_in.weight", "blocks.attn.mix.gamma.mix_out.weight"}
+    assert matrices == {"anchor.proj.weight", "blocks.attn.mix.gamma.mix_in.weight",
+                        "blocks.attn.mix.gamma.mix_out.weight"}
     assert mixing == {f"blocks.attn.mix.lambda_{which}.{s}" for which in ("anchor", "self") for s in "qkvg"}
 
 
@@ -102,8 +108,9 @@ SHAPE = dict(vocab_size=50, n_layer=4, n_head=4, n_kv_head=2, d_model=64, d_ff=1
 
 
 @pytest.mark.parametrize("options", [
-    {}, dict(mixing="dynamic", granularity="headwise"), dict(granularity="scalar"), dict(anchor="first_layer", mixing="dynamic"),
-    dict(mix_streams="vg", norm_streams="none"), dict(gate="none", mix_streams="qkv", norm_streams="qk")], ids=str)
+    {}, dict(mixing="dynamic", granularity="headwise"), dict(granularity="scalar"),
+    dict(anchor="first_layer", mixing="dynamic"), dict(mix_streams="vg", norm_streams="none"),
+    dict(gate="none", mix_streams="qkv", norm_streams="qk")], ids=str)
 def test_costs(options):
     """Parameters exactly; FLOPs: the counter sees matrix products, the formula also the sums."""
     model = models.build("exoformer", **SHAPE, **options)
@@ -124,7 +131,8 @@ def test_the_docstrings_costs():
                                                 8 * C * C + L * (12 * C + more * (32 * C + 256)), L * 4 * C)
 
 
-@pytest.mark.parametrize("options", [{}, dict(granularity="scalar"), dict(mix_streams="kg", granularity="headwise")], ids=str)
+@pytest.mark.parametrize("options", [{}, dict(granularity="scalar"), dict(mix_streams="kg", granularity="headwise")],
+                         ids=str)
 def test_projections_are_lambda_self_times_the_plain_ones(options):
     attn = models.build("exoformer", **SHAPE, **options).double().blocks[1].attn
     with torch.no_grad():
@@ -138,7 +146,8 @@ def test_projections_are_lambda_self_times_the_plain_ones(options):
         torch.testing.assert_close(got, plain * attn.mix.lambda_self[s] if s in attn.mix.mix_streams else plain)
 
 
-@pytest.mark.parametrize("options", [{}, dict(mixing="dynamic"), dict(anchor="first_layer"), dict(norm_streams="none")], ids=str)
+@pytest.mark.parametrize("options", [{}, dict(mixing="dynamic"), dict(anchor="first_layer"), dict(norm_streams="none")],
+                         ids=str)
 def test_anchors_and_mixed_streams_stay_bf16_under_autocast(options):
     model, seen = models.build("exoformer", **SHAPE, **options).float(), []
     for module in (model.anchor, *(block.attn.mix for block in model.blocks if block.attn.mix is not None)):

@@ -1,4 +1,4 @@
-"""GeoNorm (arXiv:2601.22095): its equations in float64, and the geometry they promise."""
+"""GeoNorm (arXiv:2601.22095): its equations in float64, and their geometry."""
 import math
 
 import pytest
@@ -41,7 +41,8 @@ def geonorm(p, c, x, seen=([], [])):
     for l in range(c.n_layer):
         at = f"blocks.{l}"
         a = [norm(p, f"{at}.attn_norm", u, c) for u in x]
-        x = [move(c, p[f"{at}.attn_geodesic.scale"], l, u, g, seen) for u, g in zip(x, attend(p, c, at, project(p, c, at, a, a, a)))]
+        x = [move(c, p[f"{at}.attn_geodesic.scale"], l, u, g, seen)
+             for u, g in zip(x, attend(p, c, at, project(p, c, at, a, a, a)))]
         x = [move(c, p[f"{at}.mlp_geodesic.scale"], l, u, mlp(p, at, norm(p, f"{at}.mlp_norm", u, c)), seen) for u in x]
     return x
 
@@ -61,14 +62,16 @@ def post_norm(p, c, x):
 
 
 DEFAULT = dict(update="geodesic", decay="sqrt", decay_rate=0.9)
-BASE = [dict(), dict(tie_embeddings=True, qk_norm=False, z_loss=0.0), dict(n_kv_head=4, gate="elementwise"), dict(gate="headwise")]
+BASE = [dict(), dict(tie_embeddings=True, qk_norm=False, z_loss=0.0), dict(n_kv_head=4, gate="elementwise"),
+        dict(gate="headwise")]
 CASES = [dict(update=update, **o) for update in SPHERE for o in BASE + [
-    dict(decay="none"), dict(decay="harmonic", n_layer=4), dict(decay="linear"), dict(decay="geometric", decay_rate=0.7)]]
+    dict(decay="none"), dict(decay="harmonic", n_layer=4), dict(decay="linear"),
+    dict(decay="geometric", decay_rate=0.7)]]
 
 
 @pytest.mark.parametrize("options", CASES, ids=str)
 def test_equations_of_geonorm(options):
-    """With outputs small and large against the state, and scales of either sign, so that the bounds count for some tokens."""
+    """Outputs small and large against the state, scales of either sign: some tokens are at the bounds of theta."""
     model, p, *rest = setup("geonorm", **{**DEFAULT, **options})
     scales = iter([1.4, -1.8, 0.6, 1.1, 0.9, -0.7, 1.3, 1.2])
     with torch.no_grad():
@@ -126,7 +129,8 @@ def test_the_norm_is_kept(update, size):
     y = step(update, dtype=torch.float32)(x, g)                                     # computed in fp32, rounded once
     wanted = step(update, dtype=torch.float32)(x.float(), g.float())
     assert y.dtype == torch.bfloat16 and torch.equal(y, wanted.bfloat16())
-    mixed = step(update, dtype=torch.float32)(x.float(), g)                         # a bf16 output in an fp32 state: autocast
+    # a bf16 output in an fp32 state: autocast
+    mixed = step(update, dtype=torch.float32)(x.float(), g)
     assert mixed.dtype == torch.float32 and torch.equal(mixed, wanted)
 
 
@@ -172,7 +176,7 @@ def test_no_output_is_the_identity_and_its_derivative_is_the_projection(update, 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("update", SPHERE)
 def test_gradients_near_no_output_are_those_at_no_output(update, dtype):
-    """No jump, no NaN: outputs that are tiny, exactly zero for one token, or along the state."""
+    """Outputs that are tiny, zero for one token, or along the state: continuous and finite."""
     found, weight = step(update, dtype=dtype), torch.randn(48, dtype=dtype)
     x, g = state_and_output(1.0, dtype)
     grads = []
@@ -199,13 +203,14 @@ def test_small_steps_are_those_of_pre_norm_and_the_projected_sum_is_third_order_
     for size in (1e-2, 5e-3):
         y = found(x, size * g)
         error.append((y - (x + 0.8 * size * v)).norm())
-        euclidean = x + 0.8 * size * v                                              # and its projection, as in post-norm
+        # and its projection, as in post-norm
+        euclidean = x + 0.8 * size * v
         gap.append((y - euclidean / euclidean.norm(dim=-1, keepdim=True) * 48 ** 0.5).norm())
     assert error[0] / error[1] == pytest.approx(4, rel=1e-2) and gap[0] / gap[1] == pytest.approx(8, rel=1e-2)
 
 
 def test_the_unprojected_formula_leaves_the_sphere_without_its_projection():
-    """Why the unprojected step restores the norm: on the unit sphere cos(theta) x + sin(theta) g / |g| has it only if <x, g> = 0."""
+    """On the unit sphere cos(theta) x + sin(theta) g / |g| has norm 1 only if <x, g> = 0; the step restores it."""
     x, g = state_and_output(0.5)
     u, alpha = x / x.norm(dim=-1, keepdim=True), 0.7 * 0.9 ** 2 / 48 ** 0.5         # scale decay(2) / sqrt(d_model)
     theta = alpha * g.norm(dim=-1, keepdim=True)
@@ -215,8 +220,9 @@ def test_the_unprojected_formula_leaves_the_sphere_without_its_projection():
     assert torch.allclose(y, raw / raw.norm(dim=-1, keepdim=True) * 48 ** 0.5, rtol=1e-12)
 
 
-@pytest.mark.parametrize("kind, wanted", [("none", [1, 1, 1, 1]), ("harmonic", [1, 1 / 2, 1 / 3, 1 / 4]), ("sqrt", [1, 2 ** -0.5, 3 ** -0.5, 0.5]),
-                                          ("linear", [1, 0.75, 0.5, 0.25]), ("geometric", [1, 0.8, 0.64, 0.512])])
+@pytest.mark.parametrize("kind, wanted", [
+    ("none", [1, 1, 1, 1]), ("harmonic", [1, 1 / 2, 1 / 3, 1 / 4]), ("sqrt", [1, 2 ** -0.5, 3 ** -0.5, 0.5]),
+    ("linear", [1, 0.75, 0.5, 0.25]), ("geometric", [1, 0.8, 0.64, 0.512])])
 def test_decays_and_initial_values(kind, wanted):
     model = models.build("geonorm", vocab_size=31, n_layer=4, n_head=2, d_model=16, decay=kind, decay_rate=0.8)
     for block, decay in zip(model.blocks, wanted, strict=True):
@@ -230,7 +236,8 @@ def test_decays_and_initial_values(kind, wanted):
 def test_the_other_updates_have_gpts_parameters(update):
     shape = dict(vocab_size=31, n_layer=4, n_head=2, d_model=16)
     model, base = models.build("geonorm", update=update, **shape), models.build("gpt", **shape)
-    assert [(key, p.shape) for key, p in model.named_parameters()] == [(key, p.shape) for key, p in base.named_parameters()]
+    shapes, base_shapes = ([(key, p.shape) for key, p in m.named_parameters()] for m in (model, base))
+    assert shapes == base_shapes
     assert set(record.stats("geonorm", model, torch.arange(8)[None])) == {"angle"}
 
 
@@ -246,7 +253,8 @@ def test_every_state_of_a_model_lies_on_the_sphere(update):
 def test_stats_angle():
     model, _, _, idx, _ = setup("geonorm", **DEFAULT)
     states = [model.embed(idx), *record.watch(model, idx, model.blocks)]
-    wanted = [torch.cosine_similarity(a.double(), b.double(), -1).acos().mean().item() for a, b in zip(states, states[1:])]
+    wanted = [torch.cosine_similarity(a.double(), b.double(), -1).acos().mean().item()
+              for a, b in zip(states, states[1:])]
     assert record.stats("geonorm", model, idx)["angle"] == pytest.approx(wanted, rel=1e-5)
 
 
@@ -263,7 +271,7 @@ def test_states_are_bf16_under_autocast():
 
 @pytest.mark.parametrize("update, per_sublayer", dict(geodesic=10, unprojected=11, pre_norm=0, post_norm=0).items())
 def test_costs(update, per_sublayer):
-    """Parameters are counted; FLOPs are of vectors, which no counter sees; nothing is read but the newest state."""
+    """Parameters are counted; the FLOPs are of vectors, which no counter sees; only the newest state is read."""
     shape = dict(vocab_size=31, n_layer=4, n_head=2, d_model=16, max_len=8)
     model, base = models.build("geonorm", update=update, **shape), models.build("gpt", **shape)
     params, flops, read = models.module("geonorm").costs(model.config, 8)

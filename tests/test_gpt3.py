@@ -15,7 +15,8 @@ def as_gpt2(p, c):
         "lm_head.weight": p["embed.weight" if c.tie_embeddings else "head.weight"]}
     for i in range(c.n_layer):
         at, to = f"blocks.{i}", f"transformer.h.{i}."
-        state |= renamed(p, f"{at}.", to, "attn_norm=ln_1 mlp_norm=ln_2 attn.wo=attn.c_proj mlp.w_up=mlp.c_fc mlp.w_down=mlp.c_proj")
+        state |= renamed(p, f"{at}.", to,
+                         "attn_norm=ln_1 mlp_norm=ln_2 attn.wo=attn.c_proj mlp.w_up=mlp.c_fc mlp.w_down=mlp.c_proj")
         qkv = [per_head(p, c, at, s) for s in "qkv"]
         state[f"{to}attn.c_attn.weight"] = torch.cat([weight.flatten(0, 1) for weight, _ in qkv])
         state[f"{to}attn.c_attn.bias"] = torch.cat([bias.flatten() for _, bias in qkv])
@@ -28,8 +29,8 @@ def theirs(c):
     """GPT-2 in its defaults, but for sizes, eps, and dropout, which is off."""
     transformers = pytest.importorskip("transformers")
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(
-        vocab_size=c.vocab_size, n_positions=c.max_len, n_embd=c.d_model, n_layer=c.n_layer, n_head=c.n_head, n_inner=c.d_ff,
-        layer_norm_epsilon=c.norm_eps, tie_word_embeddings=c.tie_embeddings)).eval()
+        vocab_size=c.vocab_size, n_positions=c.max_len, n_embd=c.d_model, n_layer=c.n_layer, n_head=c.n_head,
+        n_inner=c.d_ff, layer_norm_epsilon=c.norm_eps, tie_word_embeddings=c.tie_embeddings)).eval()
 
 
 @pytest.mark.parametrize("options", OLDER_CASES, ids=show)
@@ -38,7 +39,8 @@ def test_equal_to_transformers(options):
 
 
 @pytest.mark.parametrize("L, d, h, want", [
-    (12, 768, 12, 124_439_808), (24, 1024, 16, 354_823_168), (36, 1280, 20, 774_030_080), (48, 1600, 25, 1_557_611_200)])
+    (12, 768, 12, 124_439_808), (24, 1024, 16, 354_823_168), (36, 1280, 20, 774_030_080),
+    (48, 1600, 25, 1_557_611_200)])
 def test_sizes(L, d, h, want):
     """Those of the four released GPT-2s; GPT-3 has the same formula."""
     assert count("gpt3", vocab_size=50257, max_len=1024, tie_embeddings=True, n_layer=L, d_model=d, n_head=h) == want

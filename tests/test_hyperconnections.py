@@ -1,11 +1,11 @@
-"""Hyper-Connections against their equations, written out in float64 one number at a time, and what the papers say of them.
+"""Hyper-Connections against their equations in float64, one number at a time, and properties that the papers state.
 
-arXiv:2409.19606 (static, dynamic) and arXiv:2512.24880 (manifold-constrained). The sublayers are those of
-test_equations.py; the reference shares no code with the model.
+arXiv:2409.19606 (static, dynamic) and arXiv:2512.24880 (manifold-constrained). The sublayers are those of reference.py.
 """
 import pytest
 import torch
-from reference import COMMON, compare, float64, own_groups, rms, setup, sigmoid, sublayer  # noqa: F401  (float64: autouse)
+from reference import (  # noqa: F401  (float64: autouse)
+    COMMON, compare, float64, own_groups, rms, setup, sigmoid, sublayer)
 
 import models
 from nanodepth import record
@@ -63,12 +63,14 @@ def maps(p, c, at, X):
     width = b.shape[1]
 
     def z(s, j):
-        """Entry (s, j): column s * width + j of the nC x (n * width) matrix whose rows are the streams one after another."""
+        """Entry (s, j): column s * width + j of the nC x (n * width) matrix, whose rows are the streams in order."""
         column = torch.cat([phi[stream][:, s * width + j] for stream in range(n)])
         return alpha[min(j, 2)] * torch.dot(u, column) + b[s, j]
 
     pre, post = [sigmoid(z(s, 0)) for s in range(n)], [2 * sigmoid(z(s, 1)) for s in range(n)]
-    return pre, post, doubly_stochastic([[z(s, 2 + i) for s in range(n)] for i in range(n)], c.sinkhorn_steps) if width > 2 else eye
+    if width == 2:
+        return pre, post, eye
+    return pre, post, doubly_stochastic([[z(s, 2 + i) for s in range(n)] for i in range(n)], c.sinkhorn_steps)
 
 
 def hyperconnections(p, c, x):
@@ -106,8 +108,9 @@ def connections(model):
 CASES = [dict(connection=kind) for kind in KINDS] + [dict(connection=kind, n_streams=1) for kind in KINDS] + [
     dict(tanh=False), dict(map_norm="rms"), dict(map_norm="rms", n_streams=1, tanh=False),
     dict(n_streams=5, gate="elementwise", n_layer=1), dict(connection="static", gate="headwise", tie_embeddings=True),
-    dict(connection="manifold", sinkhorn_steps=1), dict(connection="manifold", sinkhorn_steps=2, n_streams=2, n_kv_head=4),
-    dict(connection="manifold", n_layer=1), dict(connection="identity", qk_norm=False, z_loss=0.0)]
+    dict(connection="manifold", sinkhorn_steps=1),
+    dict(connection="manifold", sinkhorn_steps=2, n_streams=2, n_kv_head=4), dict(connection="manifold", n_layer=1),
+    dict(connection="identity", qk_norm=False, z_loss=0.0)]
 
 
 @pytest.mark.parametrize("options", CASES, ids=str)
@@ -126,7 +129,8 @@ def test_every_entry_of_the_parameters_gets_a_gradient():
                 assert (columns > 1e-10).all(), (kind, key, columns)
 
 
-@pytest.mark.parametrize("connection, parts", [("dynamic", ("static", "dynamic", "scale")), ("manifold", ("bias", "phi", "alpha"))])
+@pytest.mark.parametrize("connection, parts",
+                         [("dynamic", ("static", "dynamic", "scale")), ("manifold", ("bias", "phi", "alpha"))])
 def test_groups(connection, parts):
     mixing = {f"blocks.{kind}_connection.{part}" for kind in ("attn", "mlp") for part in parts}
     assert own_groups(build(connection=connection)) == (set(), mixing)
@@ -154,7 +158,7 @@ def test_initial_values():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_favourite_stream_breaks_the_symmetry(kind):
-    """At the start all streams are equal; their gradients, seen in those of H_post, are not. With a uniform H_pre they are."""
+    """At the start all streams are equal, their gradients are not. With a uniform H_pre they are."""
     for uniform in (False, True):
         model = build(connection=kind, zero_init=False)
         if uniform:
@@ -220,7 +224,8 @@ def test_identity_is_manifold_with_an_identity():
         b.phi.copy_(a.phi.unflatten(-1, (3, width))[..., :2].flatten(-2))
         a.phi.view(3, -1, 3, width)[..., 2:] = 0
         a.bias[:, 2:] = 1000 * torch.eye(3)[:, :width - 2]
-    identity.load_state_dict({key: q for key, q in manifold.state_dict().items() if "_connection" not in key}, strict=False)
+    identity.load_state_dict({key: q for key, q in manifold.state_dict().items() if "_connection" not in key},
+                             strict=False)
     torch.testing.assert_close(manifold(tokens(2, 6))[0], identity(tokens(2, 6))[0], rtol=0, atol=1e-10)
 
 
@@ -236,14 +241,15 @@ def test_parameter_counts_of_the_papers():
     for n in (1, 2, 4, 8):
         assert extra(n_streams=n) == 32 * (2048 * (n + 2) + n * (n + 2) + 2)
         assert extra(n_streams=n, connection="static") == 32 * n * (n + 2)
-    for n in (2, 4):                                                   # 30 sublayers have an H_res, the first and last do not
+    # 30 sublayers with an H_res; the first and the last have none
+    for n in (2, 4):
         whole, without = (n * 2048 * (2 * n + m) + 2 * n + m + 2 for m in (n * n, 0))
         assert extra(n_streams=n, connection="manifold") == 30 * (whole + 1) + 2 * without
         assert extra(n_streams=n, connection="identity") == 32 * without
 
 
 def test_maps_are_fp32_under_autocast():
-    """And streams are bf16. bf16 maps would round what tanh adds to the ones, a hundredth at most, to one of two values."""
+    """And streams are bf16. In bf16 the maps would round what tanh adds to a 1, at most 0.01, to one of two values."""
     for options in [dict(connection=kind) for kind in KINDS] + [dict(map_norm="rms")]:
         model = randomised(**options).float()
         seen = []

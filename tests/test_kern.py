@@ -1,10 +1,11 @@
-"""KERN (arXiv:2509.25913): its equations in float64, its balance loss, and that every way to multiply gives the same numbers."""
+"""KERN (arXiv:2509.25913): its equations in float64, its balance loss, and the equality of its grouped products."""
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import add, attend, float64, norm, project, reference_logits, reference_loss, setup, sigmoid, softmax  # noqa: F401  (float64: autouse)
+from reference import (  # noqa: F401  (float64: autouse)
+    add, attend, float64, norm, project, reference_logits, reference_loss, setup, sigmoid, softmax)
 
 import models
 from nanodepth.devices import flops_per_token
@@ -42,7 +43,7 @@ def mixture(p, c, at, u, tokens):
 
 
 def kern(p, c, x, routed):
-    """gpt.py's blocks with a mixture for the MLP; `routed` gets a list of (r, chosen) of all tokens per sequence and layer."""
+    """gpt.py's blocks with a mixture as the MLP; `routed` gets per sequence and layer a list of (r, chosen)."""
     for n in range(c.n_layer):
         at = f"blocks.{n}"
         a = [norm(p, f"{at}.attn_norm", u, c) for u in x]
@@ -60,7 +61,8 @@ def balance(routed):
         pairs = [m for r, chosen in tokens for m in chosen if r[m] > 0]
         positive = [[a * (a > 0) for a in r] for r, _ in tokens]
         for m in range(E):
-            total = total + E * pairs.count(m) / len(pairs) * sum(p[m] / max(sum(p), 1e-8) for p in positive) / len(tokens)
+            share = sum(p[m] / max(sum(p), 1e-8) for p in positive) / len(tokens)
+            total = total + E * pairs.count(m) / len(pairs) * share
     return total / len(routed)
 
 
@@ -68,7 +70,8 @@ OWN = dict(d_ff=48, n_layer=2, router="kern", n_expert=5, top_k=2, balance_loss=
 CASES = [dict(), dict(router="kern_l1"), dict(router="softmax"), dict(router="sigmoid"), dict(router="tanh"),
          dict(top_k=1, n_expert=3), dict(top_k=3, n_expert=3), dict(router="tanh", top_k=3, n_expert=3),
          dict(n_expert=16), dict(router="softmax", top_k=3, n_expert=16),
-         dict(gate="elementwise", tie_embeddings=True, balance_loss=0.0), dict(gate="headwise", n_kv_head=4, qk_norm=False, z_loss=0.0)]
+         dict(gate="elementwise", tie_embeddings=True, balance_loss=0.0),
+         dict(gate="headwise", n_kv_head=4, qk_norm=False, z_loss=0.0)]
 
 
 @pytest.mark.parametrize("options", CASES, ids=str)
@@ -84,26 +87,30 @@ def test_equations_of_kern(options):
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-10)
     torch.testing.assert_close(loss, plain + c.balance_loss * balance(routed), rtol=0, atol=1e-10)
     for key, q in model.named_parameters():
-        torch.testing.assert_close(q.grad, p[key].grad, rtol=0, atol=1e-9, msg=lambda m, key=key: f"gradient of {key}: {m}")
+        torch.testing.assert_close(q.grad, p[key].grad, rtol=0, atol=1e-9,
+                                   msg=lambda m, key=key: f"gradient of {key}: {m}")
         assert q.grad.abs().max() > 0, key
     with torch.no_grad():
-        torch.testing.assert_close(model.eval()(idx, targets)[1], reference_loss(expected, targets, 0.0), rtol=0, atol=1e-10)
+        torch.testing.assert_close(model.eval()(idx, targets)[1], reference_loss(expected, targets, 0.0), rtol=0,
+                                   atol=1e-10)
 
 
-LOADS = [[3, 0, 9, 4, 1, 0, 7, 16], [40, 0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 40], [5] * 8, [0, 39, 1, 0, 0, 0, 0, 0], [0, 2, 0, 0, 1, 0, 0, 0]]
+LOADS = [[3, 0, 9, 4, 1, 0, 7, 16], [40, 0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 40], [5] * 8,
+         [0, 39, 1, 0, 0, 0, 0, 0], [0, 2, 0, 0, 1, 0, 0, 0]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("load", LOADS, ids=str)
 def test_every_way_to_multiply_is_a_loop_over_the_experts(dtype, load, monkeypatch):
-    """Forward and backward; no row is dropped, however the load is spread. float64 and few rows take blocks, the others grouped_mm."""
+    """Forward and backward; no row is dropped at any load. float64 and few rows take blocks, the others grouped_mm."""
     torch.manual_seed(0)
     layer, x = file.ExpertLinear(8, 16, 24), torch.randn(sum(load), 16)
     with torch.no_grad():
         layer.weight.normal_()
     layer, x = layer.to(dtype), x.to(dtype).requires_grad_()
     used = []
-    monkeypatch.setattr(F, "grouped_mm", lambda *args, plain=F.grouped_mm, **kwargs: (used.append(1), plain(*args, **kwargs))[1])
+    monkeypatch.setattr(F, "grouped_mm",
+                        lambda *args, plain=F.grouped_mm, **kwargs: (used.append(1), plain(*args, **kwargs))[1])
     got = layer(x, torch.tensor(load).cumsum(0).to(torch.int32))
     assert bool(used) == (dtype != torch.float64 and sum(load) > 8)
     want = torch.cat([part @ w.T for part, w in zip(x.split(load), layer.weight)])
@@ -116,7 +123,7 @@ def test_every_way_to_multiply_is_a_loop_over_the_experts(dtype, load, monkeypat
 
 
 def test_matrices_side_by_side():
-    """Two matrices per expert in one product are two products, in every way to multiply; a permutation, its gradient."""
+    """One product with two matrices per expert equals two products, in every form; a permutation and its gradient."""
     torch.manual_seed(0)
     ends = torch.tensor([3, 3, 12, 20]).to(torch.int32)
     x, *weights = torch.randn(20, 8), torch.randn(4, 16, 8), torch.randn(4, 24, 8)
@@ -163,9 +170,10 @@ def of_gpt(state, n_expert, scale=1.0):
 @pytest.mark.parametrize("n_expert", [1, 2, 4])
 @torch.no_grad()
 def test_all_experts_together_are_gpt(n_expert):
-    """One expert with softmax; and E of E experts with a router at zero, whose shares 1 / E the matrices make up for."""
+    """One expert with softmax; and E of E experts with a router at zero, with matrices scaled by the shares 1 / E."""
     base, _, _, idx, _ = setup("gpt", d_ff=64)
-    model = setup("kern", **{**OWN, "d_ff": 64, "n_layer": 3, "router": "softmax", "n_expert": n_expert, "top_k": n_expert})[0]
+    model = setup("kern",
+                  **{**OWN, "d_ff": 64, "n_layer": 3, "router": "softmax", "n_expert": n_expert, "top_k": n_expert})[0]
     model.load_state_dict(of_gpt(base.state_dict(), n_expert, n_expert), strict=False)
     assert n_expert == 1 or (model(idx)[0] - base(idx)[0]).abs().max() > 1e-3
     for block in model.blocks:
@@ -181,7 +189,7 @@ def router(d_model, n_expert, kind):
 
 @torch.no_grad()
 def test_properties_of_the_router():
-    """The length of W does not count, gamma < 0 changes signs and not choices; KERN's weights at random, as in the docstring."""
+    """The length of W has no effect, gamma < 0 changes signs, not choices; the weights are those of the docstring."""
     layer = setup("kern", **OWN)[0].blocks[0].mlp.eval()
     x = torch.randn(2, 7, 32)
     layer.gamma.fill_(1.0)
@@ -195,7 +203,8 @@ def test_properties_of_the_router():
         assert abs(router(128, E, "kern")(torch.randn(4000, 128)).topk(k).values.sum(-1).mean() - total) < 0.03
     for kind in ("softmax", "kern_l1"):
         assert (router(128, 16, kind)(torch.randn(9, 128)).sum(-1) - 1).abs().max() < 1e-12
-    assert router(128, 16, "kern_l1")(torch.zeros(1, 128)).isfinite().all() and router(128, 16, "kern")(torch.zeros(1, 128)).isfinite().all()
+    assert router(128, 16, "kern_l1")(torch.zeros(1, 128)).isfinite().all()
+    assert router(128, 16, "kern")(torch.zeros(1, 128)).isfinite().all()
     rough = router(128, 16, "kern").float()
     with torch.autocast("cpu", torch.bfloat16):                         # the router computes in fp32
         x = torch.randn(9, 128, dtype=torch.float32)
@@ -209,7 +218,8 @@ def test_balance_loss_is_one_at_equal_load():
         return layer.imbalance(r, *r.topk(2)).item()
     equal = torch.eye(5).roll(1, 0) + torch.eye(5)                      # token t to experts t and t + 1
     assert imbalance(equal[None]) == pytest.approx(1.0)
-    assert imbalance(torch.tensor([[[0.3, 0, 0, 0, 0]] * 5])) == pytest.approx(5.0)            # a weight of 0 is no load
+    # a weight of 0 is no load
+    assert imbalance(torch.tensor([[[0.3, 0, 0, 0, 0]] * 5])) == pytest.approx(5.0)
     assert imbalance(torch.tensor([[[0.3, 0.1, 0, 0, 0]] * 5])) == pytest.approx(2.5)
     assert math.isfinite(imbalance(torch.zeros(1, 5, 5)))
     two = torch.stack((equal, torch.tensor([[0.3, 0.1, 0, 0, 0]] * 5)))
@@ -243,7 +253,7 @@ def test_flops_are_those_of_the_active_experts(options):
 
 
 def test_size_of_muddformers_mixture():
-    """Its section 3.2: 2 of 16 experts of width 1,408 in the 405M shape, 1.8B parameters with as many active as in the dense model."""
+    """Section 3.2: 2 of 16 experts of width 1,408 in the 405M shape, 1.8B parameters, as many active as when dense."""
     known = models.module("kern").Config.__dataclass_fields__
     with torch.device("meta"):
         model = models.build("kern", **{k: v for k, v in PRESETS["mudd-405m"].items() if k in known})
@@ -263,7 +273,8 @@ def test_initial_values_and_groups():
     matrices, _ = muon.split_params(model)
     experts = [p for key, p in model.named_parameters() if "experts" in key]
     assert len(experts) == 6 and {id(p) for p in experts} <= {id(p) for p in matrices}
-    assert {id(p) for block in model.blocks for p in (block.mlp.gamma, block.mlp.router.weight)} == {id(p) for p in muon.mixes(model)}
+    routing = {id(p) for block in model.blocks for p in (block.mlp.gamma, block.mlp.router.weight)}
+    assert routing == {id(p) for p in muon.mixes(model)}
     plain = models.build("kern", vocab_size=31, n_layer=1, n_head=2, d_model=16, d_ff=16, router="softmax")
     assert plain.blocks[0].mlp.gamma is None and not any("gamma" in key for key in plain.state_dict())
 
@@ -279,7 +290,8 @@ def test_stats():
         assert found["load"][n] == pytest.approx(5 * max(pairs.count(m) for m in range(5)) / len(pairs))
         gamma = model.blocks[n].mlp.gamma.item()
         assert found["gamma"][n] == gamma
-        assert found["weight"][n] == pytest.approx(gamma * sum(r[m].item() for r, chosen in tokens for m in chosen) / 14, rel=1e-6)
+        weights = sum(r[m].item() for r, chosen in tokens for m in chosen)
+        assert found["weight"][n] == pytest.approx(gamma * weights / 14, rel=1e-6)
 
 
 def test_compiled_in_bf16_and_fp32():
@@ -288,7 +300,8 @@ def test_compiled_in_bf16_and_fp32():
     model, _, _, idx, targets = setup("kern", **{**OWN, "n_layer": 1})
     model = model.float().train()
     layer, x = model.blocks[0].mlp, torch.randn(2, 7, 32, dtype=torch.float32)
-    for module, inputs, enabled, backend in ((model, (idx, targets), True, "aot_eager"), (model, (idx, targets), False, "aot_eager"),
+    for module, inputs, enabled, backend in ((model, (idx, targets), True, "aot_eager"),
+                                             (model, (idx, targets), False, "aot_eager"),
                                              (layer, (x,), True, "inductor")):
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()

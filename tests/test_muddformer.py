@@ -9,13 +9,14 @@ from reference import (  # noqa: F401  (float64: autouse)
 
 import models
 
-OWN = dict(n_layer=5, d_ff=128, dynamic=True, multiway=True, streams="qkvr", ffn_realloc=True, pre_post_norm=False, period=1,
-           dilation=1, window=None)
+OWN = dict(n_layer=5, d_ff=128, dynamic=True, multiway=True, streams="qkvr", ffn_realloc=True, pre_post_norm=False,
+           period=1, dilation=1, window=None)
 CASES = GATED + [dict(dynamic=False), dict(multiway=False), dict(multiway=False, dynamic=False)] + [
     dict(streams=s) for s in ("kvr", "qvr", "qkr", "qkv", "qr")] + [
     dict(period=2), dict(dilation=2), dict(period=2, dilation=2), dict(window=2), dict(window=1, period=3),
-    dict(pre_post_norm=True), dict(pre_post_norm=True, dilation=2), dict(pre_post_norm=True, multiway=False, dynamic=False),
-    dict(ffn_realloc=False), dict(released=True), dict(released=True, multiway=False)]
+    dict(pre_post_norm=True), dict(pre_post_norm=True, dilation=2),
+    dict(pre_post_norm=True, multiway=False, dynamic=False), dict(ffn_realloc=False), dict(released=True),
+    dict(released=True, multiway=False)]
 
 
 def muddformer(p, c, x):
@@ -77,7 +78,7 @@ def test_widths():
 
 
 def test_released_widths():
-    """MLPs in multiples of 128; K = 4 (i+1) rounded up beyond itself to multiples of 64, in the last place 4 K = 4 (L+1)."""
+    """MLPs in multiples of 128; K = 4 (i+1), up to the next multiple of 64; after the last block 4 K = 4 (L+1)."""
     p = setup("muddformer", released=True, d_ff=384, n_layer=17)[1]
     widths = [len(p[f"aggregate.{i}.weights.w1.weight"]) for i in range(1, 18)]
     assert widths == [64] * 14 + [128, 128, 128]                # K = 8, 12, .. 60, 64, 68, and 4 * 18

@@ -5,7 +5,8 @@ import pytest
 import torch
 from measure import dtypes_read, extra
 from reference import (  # noqa: F401  (float64: autouse)
-    OLDER, block, compare_logits, count, float64, gelu, layer_norm, older_initial_values, own_groups, reference_logits, rms, setup, show,
+    OLDER, block, compare_logits, count, float64, gelu, layer_norm, older_initial_values, own_groups, reference_logits,
+    rms, setup, show,
 )
 
 import models
@@ -31,7 +32,8 @@ def muddpythia(p, c, x):
 
 
 @pytest.mark.parametrize("options", [
-    dict(), dict(n_kv_head=2, ffn_realloc=False), dict(tie_embeddings=True, n_layer=2, norm_eps=0.1), dict(n_layer=1, ffn_realloc=False)], ids=show)
+    dict(), dict(n_kv_head=2, ffn_realloc=False), dict(tie_embeddings=True, n_layer=2, norm_eps=0.1),
+    dict(n_layer=1, ffn_realloc=False)], ids=show)
 def test_equations(options):
     model, p, _, idx, targets = setup("muddpythia", OLDER, 0.2, rope_theta=50.0, **options)
     c = model.config

@@ -12,12 +12,14 @@ LOW, HIGH = 0.84, 1.15                 # where five steps put singular values of
 
 def matrix(kind, seed=0):
     g = torch.Generator().manual_seed(seed)
+
     def orthogonal(rows, cols):
         return torch.linalg.qr(torch.randn(rows, cols, generator=g, dtype=torch.float64))[0]
     if kind == "ill-conditioned":      # singular values from 1 down to 2e-3 of the norm
         return orthogonal(48, 48) @ torch.diag(torch.logspace(0, -2.5, 48, dtype=torch.float64)) @ orthogonal(48, 48).T
     if kind == "rank-deficient":
-        return orthogonal(60, 7) @ torch.diag(torch.rand(7, generator=g, dtype=torch.float64) + 0.5) @ orthogonal(40, 7).T
+        left, values = orthogonal(60, 7), torch.rand(7, generator=g, dtype=torch.float64) + 0.5
+        return left @ torch.diag(values) @ orthogonal(40, 7).T
     rows, cols = dict(tall=(96, 24), wide=(24, 96), square=(64, 64), row=(1, 9), column=(9, 1))[kind]
     return torch.randn(rows, cols, generator=g, dtype=torch.float64)
 
@@ -99,7 +101,8 @@ def test_a_stack_in_one_parameter_equals_its_matrices(second_moment, shape):
     matrices = [nn.Parameter(m.clone()) for m in stack.detach()]
     opts = [muon.Muon(params, lr=0.1, weight_decay=0.5, second_moment=second_moment) for params in ([stack], matrices)]
     for _ in range(3):
-        stack.grad = torch.randn(3, *shape, generator=g, dtype=torch.float64) * torch.tensor([1.0, 0.0, 100.0])[:, None, None]
+        stack.grad = torch.randn(3, *shape, generator=g, dtype=torch.float64)
+        stack.grad *= torch.tensor([1.0, 0.0, 100.0])[:, None, None]
         for m, grad in zip(matrices, stack.grad):
             m.grad = grad.clone()
         for opt in opts:
@@ -126,7 +129,7 @@ class Ranks:
 @pytest.mark.parametrize("world", [2, 3, 4, 9])
 @pytest.mark.parametrize("dtype", [None, torch.float32])
 def test_the_work_is_dealt_to_the_ranks(world, dtype, monkeypatch):
-    """Every rank ends with the weights of a single one, moved by every rank's share; 9 ranks are more than the matrices."""
+    """Every rank ends with the weights of a single process; 9 ranks are more than there are matrices."""
     def matrices():
         g, out = torch.Generator().manual_seed(0), []
         for shape in [(8, 8)] * 3 + [(6, 4)] + [(4, 10)] * 3:
@@ -158,7 +161,8 @@ def test_cautious_decay_by_hand():
     p.grad = torch.tensor([[1.0, 0.0], [0.0, -1.0]])
     muon.Muon([p], lr=0.1, weight_decay=0.5).step()
     u = muon.polar_express(torch.eye(2))[0, 0]                         # near 1, the same for both
-    torch.testing.assert_close(p.detach(), torch.diag(torch.stack((2 - 0.1 * 0.5 * 2 - 0.1 * u, 4 + 0.1 * u))), atol=1e-5, rtol=0)
+    torch.testing.assert_close(p.detach(), torch.diag(torch.stack((2 - 0.1 * 0.5 * 2 - 0.1 * u, 4 + 0.1 * u))),
+                               atol=1e-5, rtol=0)
 
 
 def test_momentum_schedule():
@@ -193,7 +197,8 @@ def test_groups_of_a_run():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.blocks, self.head, self.scale = nn.ModuleList([nn.Linear(4, 4)]), nn.Linear(4, 2), nn.Parameter(torch.ones(3, 3))
+            self.blocks, self.head = nn.ModuleList([nn.Linear(4, 4)]), nn.Linear(4, 2)
+            self.scale = nn.Parameter(torch.ones(3, 3))
     net = Net()
     first, second = muon.optimizers(net, "muon", 0.02, 0.003, 0.1)
     assert first.param_groups[0]["params"] == [net.blocks[0].weight] and first.param_groups[0]["weight_decay"] == 0.1
@@ -218,7 +223,8 @@ def test_what_mixes():
         def __init__(self):
             super().__init__()
             self.embed, self.positions, self.head = nn.Embedding(5, 4), nn.Embedding(3, 4), nn.Linear(4, 5)
-            self.blocks = nn.ModuleList([nn.ModuleDict({"attn_norm": Norm(), "wq": nn.Linear(4, 4), "mix": nn.Conv1d(4, 4, 1)})])
+            block = {"attn_norm": Norm(), "wq": nn.Linear(4, 4), "mix": nn.Conv1d(4, 4, 1)}
+            self.blocks = nn.ModuleList([nn.ModuleDict(block)])
             self.over_depth, self.weights = nn.Linear(4, 2), nn.Parameter(torch.ones(2))
     net = Net()
     names = {id(p): name for name, p in net.named_parameters()}
@@ -228,7 +234,7 @@ def test_what_mixes():
 
 @pytest.mark.parametrize("kind", ["muon", "adamw"])
 def test_state_of_a_run_does_not_depend_on_the_groups(kind):
-    """State written with all of AdamW in one group, in the order of the model, is read into the groups of today."""
+    """A state with all of AdamW in one group, in the order of the model, is read into today's groups."""
     class Net(nn.Module):
         def __init__(self):
             super().__init__()

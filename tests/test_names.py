@@ -1,5 +1,6 @@
-"""No place but its own files knows a model by name: no `if name == ...` in scripts, nanodepth/ or generic tests."""
+"""Only its own files know a model by name: no `if name == ...` in scripts, nanodepth/ or generic tests."""
 import ast
+import re
 from pathlib import Path
 
 import settings
@@ -11,7 +12,7 @@ ALLOWED = {"presets", "convert", "test_presets", "test_convert"}    # papers' ta
 
 
 def places():
-    """The files that may know no model."""
+    """The files that must not name a model."""
     for path in sorted([*ROOT.glob("*.py"), *(ROOT / "nanodepth").glob("*.py"), *(ROOT / "tests").glob("*.py")]):
         own = {f"test_{name}" for name in models.names()} | {f"test_probe_{name}" for name in models.names()}
         if path.stem not in ALLOWED | own:
@@ -21,7 +22,8 @@ def places():
 def quoted(path):
     """[(line, text)] of all string literals but docstrings, and of the names of imported modules."""
     tree = ast.parse(path.read_text())
-    docs = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+    docs = {id(node.body[0].value) for node in ast.walk(tree)
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
             and node.body and isinstance(node.body[0], ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
@@ -31,12 +33,12 @@ def quoted(path):
 
 
 def test_no_model_is_known_by_name():
-    """But gpt, the baseline and the default. In a text, a name counts where it stands alone, as in "kern:top_k=2"."""
+    """Except gpt, the baseline and default. In a text a name counts as a word of its own, as in "kern:top_k=2"."""
     known = {name for name in models.names() if settings.belongs(name)} - {"gpt"}
     found = []
     for path in places():
         for line, text in quoted(path):
-            words = set(text.replace(":", " ").replace("[", " ").replace(",", " ").split()) if len(text) < 200 else set()
+            words = set(re.split(r"[\s:\[,]+", text)) - {""} if len(text) < 200 else set()
             if text in known or words & known and len(words) <= 6:
                 found.append(f"{path.relative_to(ROOT)}:{line}: {text!r}")
     assert not found, "\n".join(["a model by name, outside of models/NAME.py, probes/NAME.py and their tests:", *found])

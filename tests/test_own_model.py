@@ -1,6 +1,6 @@
-"""A model of one's own is one file: copied, changed, trained for five steps and tested with `pytest -k mine`, in a copy of the repository.
+"""A user's own model is one file: copied, changed, trained for five steps and tested with `pytest -k mine`.
 
-Beside Config and Model it has nothing: no settings, no probes, no neutral, no costs.
+In a copy of the repository. The file has Config and Model and nothing else: no settings, probes, neutral or costs.
 """
 import ast
 import os
@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 import settings
 
+import data_prep
 import models
 
 ROOT = Path(__file__).parent.parent
 HOUSE = [name for name in models.names() if settings.belongs(name)]
-TINY = dict(n_layer=2, d_model=32, n_head=2, d_ff=64, max_len=64, seq_len=16, batch_tokens=128, micro_batch=4, max_steps=5, eval_tokens=200,
-            device="cpu", dtype="fp32", data="tiny")
+TINY = dict(n_layer=2, d_model=32, n_head=2, d_ff=64, max_len=64, seq_len=16, batch_tokens=128, micro_batch=4,
+            max_steps=5, eval_tokens=200, device="cpu", dtype="fp32", data="tiny")
 
 
 def text(name):
@@ -34,28 +35,36 @@ def replaced(source, *pairs):
 
 
 def with_a_parameter():
-    """gpt.py and a bias of the embedding, at the top of the model. Its docstring does not say so."""
+    """gpt.py with a bias on the embedding, a parameter of Model itself. The docstring does not mention it."""
     return replaced(text("gpt"),
-                    ("        self.init_weights()\n", "        self.shift = nn.Parameter(torch.empty(c.d_model))\n        self.init_weights()\n"),
+                    ("        self.init_weights()\n",
+                     "        self.shift = nn.Parameter(torch.empty(c.d_model))\n        self.init_weights()\n"),
                     ('            if module.endswith("norm"):\n                p.fill_(1.0)\n',
-                     '            if name == "shift":\n                p.zero_()\n            elif module.endswith("norm"):\n                p.fill_(1.0)\n'),
+                     '            if name == "shift":\n                p.zero_()\n'
+                     '            elif module.endswith("norm"):\n                p.fill_(1.0)\n'),
                     ("x = self.embed(idx)", "x = (self.embed(idx) + self.shift)"))
 
 
 def with_a_module():
-    """gpt.py and a bottleneck behind every MLP, as the README says to do it: with a line in the docstring."""
+    """gpt.py with a bottleneck after every MLP, and the line in the docstring that the README asks for."""
     return replaced(text("gpt"),
-                    ('Documents in one window', 'Changed from gpt.py: Block.__init__, Block.forward, Model.init_weights\n\nDocuments in one window'),
-                    ("class Block(nn.Module):", "class Bottleneck(nn.Module):\n    def __init__(self, d_model):\n        super().__init__()\n"
-                     "        self.down = nn.Linear(d_model, 8, bias=False)\n        self.up = nn.Linear(8, d_model, bias=False)\n\n"
-                     "    def forward(self, x):\n        return x + self.up(self.down(x).tanh())\n\n\nclass Block(nn.Module):"),
-                    ("        self.mlp = MLP(c.d_model, c.d_ff)\n", "        self.mlp = MLP(c.d_model, c.d_ff)\n        self.bottleneck = Bottleneck(c.d_model)\n"),
+                    ('Documents in one window',
+                     'Changed from gpt.py: Block.__init__, Block.forward, Model.init_weights\n\n'
+                     'Documents in one window'),
+                    ("class Block(nn.Module):",
+                     "class Bottleneck(nn.Module):\n    def __init__(self, d_model):\n        super().__init__()\n"
+                     "        self.down = nn.Linear(d_model, 8, bias=False)\n"
+                     "        self.up = nn.Linear(8, d_model, bias=False)\n\n"
+                     "    def forward(self, x):\n        return x + self.up(self.down(x).tanh())\n\n\n"
+                     "class Block(nn.Module):"),
+                    ("        self.mlp = MLP(c.d_model, c.d_ff)\n",
+                     "        self.mlp = MLP(c.d_model, c.d_ff)\n        self.bottleneck = Bottleneck(c.d_model)\n"),
                     ("return x + self.mlp(self.mlp_norm(x))", "return self.bottleneck(x + self.mlp(self.mlp_norm(x)))"),
                     ('"head"):\n                nn.init', '"head", "down", "up"):\n                nn.init'))
 
 
 def changed(name):
-    """Another mechanism. What the old one cost, and where it was neutral, is not said of the new one."""
+    """A changed mechanism, without the old one's costs() and neutral()."""
     assert settings.of(name, "CHANGED"), f"tests/settings/{name}.py lacks CHANGED"
     source = replaced(text(name), settings.of(name, "CHANGED"))
     lines = source.splitlines(keepends=True)
@@ -82,7 +91,7 @@ def copy(tmp_path):
     skip = shutil.ignore_patterns(".*", "__pycache__", "results", "runs", "data", "*.png")
     shutil.copytree(ROOT, out, ignore=skip)
     (tmp_path / "a.txt").write_text("".join(f"{i} green bottles hanging on the wall\n\n" for i in range(200)))
-    run(out, "data_prep.py", "text", str(tmp_path / "a.txt"), "--name", "tiny", "--tokenizer", "byte")
+    data_prep.prepare_text([tmp_path / "a.txt"], out / "data" / "tiny", "byte")
     return out
 
 
@@ -91,7 +100,8 @@ def try_out(copy, files):
     for name, source in files.items():
         (copy / "models" / f"{name}.py").write_text(source)
     for name in files:
-        printed, _ = run(copy, "train.py", "--model", name, *(word for key, value in TINY.items() for word in (f"--{key}", str(value))))
+        printed, _ = run(copy, "train.py", "--model", name,
+                         *(word for key, value in TINY.items() for word in (f"--{key}", str(value))))
         assert re.search(r"^step +5/5 \| val ", printed, re.M), printed
     printed, seconds = run(copy, "-m", "pytest", "-q", "-rs", "-k", "mine", "-p", "no:cacheprovider")
     passed = int(re.search(r"(\d+) passed", printed)[1])
@@ -100,15 +110,16 @@ def try_out(copy, files):
 
 
 def test_one_new_parameter(copy):
-    """The friendliest case, in less than a minute; what the docstring could say is told."""
+    """The simplest case, in less than a minute; the test prints the line that the docstring lacks."""
     printed, seconds = try_out(copy, {"mine": with_a_parameter()})
     assert seconds < 60
-    assert "for its docstring: Changed from gpt.py: Model.__init__, Model.init_weights, Model.forward" in " ".join(printed.split())
+    line = "for its docstring: Changed from gpt.py: Model.__init__, Model.init_weights, Model.forward"
+    assert line in " ".join(printed.split())
 
 
-def test_a_new_module_a_copy_and_a_changed_mechanism(copy):
+def test_a_new_module_and_a_changed_mechanism(copy):
     last = HOUSE[-1]
-    try_out(copy, {"mine_module": with_a_module(), f"mine_{last}": text(last), f"mine_changed_{last}": changed(last)})
+    try_out(copy, {"mine_module": with_a_module(), f"mine_changed_{last}": changed(last)})
 
 
 @pytest.mark.full
@@ -117,14 +128,21 @@ def test_copies_of_every_model(copy, form):
     try_out(copy, {f"mine_{name}": form(name) for name in HOUSE})
 
 
-def test_what_is_not_announced_is_an_error_that_says_what_to_write(copy):
-    (copy / "models" / "mine.py").write_text(replaced(with_a_module(), ("Block.__init__, Block.forward, ", "")))
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "tests/test_copies.py", "-k", "mine"], cwd=copy, capture_output=True, text=True)
-    assert done.returncode == 1 and "Changed from gpt.py: Block.__init__, Block.forward, Model.init_weights" in done.stdout
-
-
-@pytest.mark.parametrize("claim, name", [("costs(c, T):\n    return 7, 0, 0", "costs"), ("neutral(model):\n    model.shift.data.fill_(1.0)", "neutral")])
-def test_a_wrong_claim_is_an_error_that_names_it(copy, claim, name):
-    (copy / "models" / "mine.py").write_text(replaced(with_a_parameter(), ('\n\nif __name__', f'\n\ndef {claim}\n\n\nif __name__')))
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "tests/test_models.py", "-k", f"mine and {name}"], cwd=copy, capture_output=True, text=True)
-    assert done.returncode == 1 and f"{name}() of models/mine.py" in done.stdout and "correct or remove it" in done.stdout
+def test_errors_say_what_to_write(copy):
+    """A change that the docstring does not announce, and wrong claims of costs() and neutral()."""
+    wrong = {"costs": "costs(c, T):\n    return 7, 0, 0", "neutral": "neutral(model):\n    model.shift.data.fill_(1.0)"}
+    files = {f"mine_{name}": replaced(with_a_parameter(), ("\n\nif __name__", f"\n\ndef {claim}\n\n\nif __name__"))
+             for name, claim in wrong.items()}
+    files["mine_module"] = replaced(with_a_module(), ("Block.__init__, Block.forward, ", ""))
+    for name, source in files.items():
+        (copy / "models" / f"{name}.py").write_text(source)
+    tests = [f"tests/test_models.py::{test}[{name}-default]" for name, test in (
+        ("mine_costs", "test_costs_are_the_counted_parameters"),
+        ("mine_neutral", "test_neutral_setting_equals_the_baseline"))]
+    tests += ["tests/test_copies.py::test_unannounced_pieces_equal_the_baseline[mine_module]"]
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", *tests], cwd=copy, capture_output=True, text=True)
+    assert done.returncode == 1 and "3 failed" in done.stdout, done.stdout
+    assert "Changed from gpt.py: Block.__init__, Block.forward, Model.init_weights" in done.stdout
+    for name in wrong:
+        line = next(line for line in done.stdout.splitlines() if f"{name}() of models/mine_{name}.py" in line)
+        assert "correct or remove it" in line

@@ -1,4 +1,4 @@
-"""pictures.py: what is drawn are the numbers, at the places that the labels say."""
+"""pictures.py: the numbers drawn, and their places."""
 import copy
 import sys
 

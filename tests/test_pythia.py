@@ -1,22 +1,24 @@
-"""pythia.py against the GPT-NeoX of Hugging Face transformers and against loops, in float64; sizes and initial values."""
+"""pythia.py against the GPT-NeoX of Hugging Face transformers and against loops in float64; sizes, initial values."""
 import math
 
 import pytest
 import torch
 from reference import (  # noqa: F401  (float64: autouse)
-    OLDER, OLDER_CASES, block, compare_logits, count, equal_to_transformers, float64, layer_norm, older_initial_values, per_head,
-    reference_logits, renamed, setup, show,
+    OLDER, OLDER_CASES, block, compare_logits, count, equal_to_transformers, float64, layer_norm, older_initial_values,
+    per_head, reference_logits, renamed, setup, show,
 )
 
 
 def as_neox(p, c):
     """State dict of GPTNeoXForCausalLM, whose q, k and v follow each other head by head."""
     state = renamed(p, "", "gpt_neox.", "final_norm=final_layer_norm") | {
-        "gpt_neox.embed_in.weight": p["embed.weight"], "lm_head.weight": p["embed.weight" if c.tie_embeddings else "head.weight"]}
+        "gpt_neox.embed_in.weight": p["embed.weight"],
+        "lm_head.weight": p["embed.weight" if c.tie_embeddings else "head.weight"]}
     for i in range(c.n_layer):
         at, to = f"blocks.{i}", f"gpt_neox.layers.{i}."
-        state |= renamed(p, f"{at}.", to, "attn_norm=input_layernorm mlp_norm=post_attention_layernorm attn.wo=attention.dense "
-                                          "mlp.w_up=mlp.dense_h_to_4h mlp.w_down=mlp.dense_4h_to_h")
+        state |= renamed(p, f"{at}.", to,
+                         "attn_norm=input_layernorm mlp_norm=post_attention_layernorm attn.wo=attention.dense "
+                         "mlp.w_up=mlp.dense_h_to_4h mlp.w_down=mlp.dense_4h_to_h")
         qkv = [per_head(p, c, at, s) for s in "qkv"]
         state[f"{to}attention.query_key_value.weight"] = torch.stack([weight for weight, _ in qkv], dim=1).flatten(0, 2)
         state[f"{to}attention.query_key_value.bias"] = torch.stack([bias for _, bias in qkv], dim=1).flatten()
@@ -28,7 +30,8 @@ def theirs(c):
     transformers = pytest.importorskip("transformers")
     return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(
         vocab_size=c.vocab_size, max_position_embeddings=c.max_len, hidden_size=c.d_model, num_hidden_layers=c.n_layer,
-        num_attention_heads=c.n_head, intermediate_size=c.d_ff, layer_norm_eps=c.norm_eps, tie_word_embeddings=c.tie_embeddings)).eval()
+        num_attention_heads=c.n_head, intermediate_size=c.d_ff, layer_norm_eps=c.norm_eps,
+        tie_word_embeddings=c.tie_embeddings)).eval()
 
 
 @pytest.mark.parametrize("options", OLDER_CASES, ids=show)

@@ -1,4 +1,4 @@
-"""record.py: every number against a case whose answer is known, or against a naive computation in float64."""
+"""record.py: every number against a known answer or a naive computation in float64."""
 import math
 from itertools import product
 
@@ -159,7 +159,7 @@ def test_similarity_of_layers_and_lens_against_a_plain_forward_pass():
 
 
 def watched(model, *arguments):
-    """numbers(), or a skipped test for somebody's own model whose parts have other names."""
+    """numbers(); skips a user's own model whose parts have other names."""
     try:
         return numbers(model, *arguments)
     except ValueError as e:

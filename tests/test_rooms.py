@@ -1,10 +1,11 @@
-"""The rooms of the house: who imports whom, and what nanodepth gives a notebook."""
+"""Imports between the folders, nanodepth.load() for a notebook, and the report of python -m models."""
 import ast
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import settings
 import torch
 
 import models
@@ -39,22 +40,34 @@ def test_imports_point_down():
 
 
 def test_every_module_can_be_imported_first():
-    """No circle: each alone in a new process."""
+    """No circular imports: each module alone in a new process."""
     modules = [f"nanodepth.{path.stem}" for path in ROOT.glob("nanodepth/*.py") if path.stem != "__init__"]
     code = "import importlib, os, sys\nfor name in sys.argv[1:]:\n    pid = os.fork()\n    if pid == 0:\n" \
            "        importlib.import_module(name)\n        os._exit(0)\n    if os.waitpid(pid, 0)[1]: sys.exit(name)"
-    done = subprocess.run([sys.executable, "-c", f"import numpy, tiktoken, torch, tqdm\n{code}", *modules, "nanodepth", "models", "probes"],
+    code = f"import numpy, tiktoken, torch, tqdm\n{code}"
+    done = subprocess.run([sys.executable, "-c", code, *modules, "nanodepth", "models", "probes"],
                           cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
+def test_lines_have_at_most_120_characters():
+    """Of all files but a user's own models."""
+    own = {ROOT / "models" / f"{name}.py" for name in models.names() if not settings.belongs(name)}
+    rooms = ("models", "nanodepth", "probes", "tests", "results")
+    paths = {*ROOT.glob("*.py"), *(path for room in rooms for path in (ROOT / room).rglob("*.py"))} - own
+    found = [f"{path.relative_to(ROOT)}:{i}" for path in sorted(paths)
+             for i, line in enumerate(path.read_text().split("\n"), 1) if len(line) > 120]
+    assert not found, found
+
+
 def test_load_for_a_notebook(tmp_path):
     made = models.build("gpt", vocab_size=300, n_layer=2, n_head=2, d_model=32, max_len=48)
-    run = {"model": "gpt", "model_config": vars(made.config), "options": {"preset": "tiny", "seq_len": 32, "dtype": "fp32"},
-           "tokenizer": "byte", "data": {"path": "gone", "fingerprint": ""}}
+    run = {"model": "gpt", "model_config": vars(made.config),
+           "options": {"preset": "tiny", "seq_len": 32, "dtype": "fp32"}, "tokenizer": "byte",
+           "data": {"path": "gone", "fingerprint": ""}}
     (tmp_path / "run").mkdir()
-    torch.save({"model": made.state_dict(), "optimizers": [], "step": 7, "tokens": 70, "rng": torch.get_rng_state(), "config": run,
-                "tokenizer": "byte"}, tmp_path / "run" / "ckpt.pt")
+    torch.save({"model": made.state_dict(), "optimizers": [], "step": 7, "tokens": 70, "rng": torch.get_rng_state(),
+                "config": run, "tokenizer": "byte"}, tmp_path / "run" / "ckpt.pt")
     model, tokenizer, config = nanodepth.load(tmp_path / "run")
     assert config["model"] == "gpt" and not model.training
     logits, _ = model(torch.tensor([tokenizer.encode_ordinary("to be")]))
@@ -64,15 +77,17 @@ def test_load_for_a_notebook(tmp_path):
 
 
 @pytest.mark.parametrize("words, said", [
-    (["nothing"], "no model 'nothing'"), (["gpt", "n_head=7"], "n_head"), (["gpt", "n_layer=many"], "'many' is not a value of n_layer"),
+    (["nothing"], "no model 'nothing'"), (["gpt", "n_head=7"], "n_head"),
+    (["gpt", "n_layer=many"], "'many' is not a value of n_layer"),
     (["gpt", "heads=2"], "gpt has no option 'heads=2'"), (["gpt", "n_layer=100000"], "n_layer 100,000 is too large")])
-def test_mistakes_of_the_report(words, said):
-    done = subprocess.run([sys.executable, "-m", "models", *words], cwd=ROOT, capture_output=True, text=True)
+def test_mistakes_of_the_report(words, said, scripts):
+    done = scripts.run("-m models", *words)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and said in done.stderr, done.stderr
     assert done.stderr.startswith("python -m models: error: ") and done.stdout == ""
 
 
 def test_build_names_what_is_wrong():
-    for options, said in ((dict(nothing=1), "gpt has no option nothing"), (dict(n_layer="2"), "n_layer must be int, not '2'")):
+    for options, said in ((dict(nothing=1), "gpt has no option nothing"),
+                          (dict(n_layer="2"), "n_layer must be int, not '2'")):
         with pytest.raises(ValueError, match=said):
             models.build("gpt", **options)

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from reference import COMMON, add, compare, heads, linear, mlp_sublayer, norm, own_groups, reference_logits, sigmoid, softmax
+from reference import (
+    COMMON, add, compare, heads, linear, mlp_sublayer, norm, own_groups, reference_logits, sigmoid, softmax)
 
 import models
 from nanodepth import record
@@ -21,7 +22,7 @@ def float64():
     torch.set_default_dtype(before)
 
 
-# ---------------------------------------------------------------------------------------------- the model, one token at a time
+# --------------------------------------------------------------------------------------- the model, one token at a time
 
 
 def silu(x):
@@ -49,7 +50,7 @@ def mamba(p, c, at, a):
 
 
 def attention(p, c, at, a, first, keys=None, values=None):
-    """softmax(q k^T / sqrt(D)) v over tokens first(t) .. t without positions; own keys and values unless they are given."""
+    """softmax(q k^T / sqrt(D)) v over tokens first(t) .. t, without positions; own keys and values unless given."""
     def normed(name, u):
         return norm(p, f"{at}.{name}", u, c) if c.qk_norm else u
 
@@ -71,7 +72,8 @@ def attention(p, c, at, a, first, keys=None, values=None):
 
 def gmu(p, c, at, a, memory):
     if c.gmu == "sigmoid":
-        return [linear(p, f"{at}.wo", linear(p, f"{at}.w_in", u) + sigmoid(linear(p, f"{at}.w_gate", m)) * m) for u, m in zip(a, memory)]
+        return [linear(p, f"{at}.wo", linear(p, f"{at}.w_in", u) + sigmoid(linear(p, f"{at}.w_gate", m)) * m)
+                for u, m in zip(a, memory)]
     return [linear(p, f"{at}.wo", silu(linear(p, f"{at}.w_gate", u)) * m) for u, m in zip(a, memory)]
 
 
@@ -97,11 +99,12 @@ def stack(p, c, x):
 
 
 BASE = {key: value for key, value in COMMON.items() if key != "rope_theta"}
-OWN = dict(n_layer=8, n_head=4, n_kv_head=2, d_model=16, d_ff=24, window=3, d_state=3, d_conv=4, gmu="silu", scan_chunk=2)
-CASES = [dict(), dict(gmu="sigmoid"), dict(gmu="none"), dict(qk_norm=False, tie_embeddings=True, z_loss=0.0), dict(n_kv_head=4, gate="elementwise"),
-         dict(n_kv_head=1, gate="headwise"), dict(window=2), dict(window=4), dict(window=6), dict(window=50), dict(d_state=1),
-         dict(d_conv=1), dict(d_conv=2), dict(d_conv=9), dict(scan_chunk=1), dict(scan_chunk=3), dict(scan_chunk=99),
-         *(dict(n_layer=n) for n in (2, 3, 4, 5, 6, 7))]
+OWN = dict(n_layer=8, n_head=4, n_kv_head=2, d_model=16, d_ff=24, window=3, d_state=3, d_conv=4, gmu="silu",
+           scan_chunk=2)
+CASES = [dict(), dict(gmu="sigmoid"), dict(gmu="none"), dict(qk_norm=False, tie_embeddings=True, z_loss=0.0),
+         dict(n_kv_head=4, gate="elementwise"), dict(n_kv_head=1, gate="headwise"), dict(window=2), dict(window=4),
+         dict(window=6), dict(window=50), dict(d_state=1), dict(d_conv=1), dict(d_conv=2), dict(d_conv=9),
+         dict(scan_chunk=1), dict(scan_chunk=3), dict(scan_chunk=99), *(dict(n_layer=n) for n in (2, 3, 4, 5, 6, 7))]
 
 
 def setup(T=7, **options):
@@ -126,7 +129,7 @@ def test_equations(options):
 
 @torch.no_grad()
 def test_reference_depends_on_every_parameter():
-    """A parameter changed in the reference alone is seen in the logits."""
+    """Changing a parameter in the reference alone changes the logits."""
     for options in (dict(), dict(gmu="sigmoid")):
         model, p, c, idx, _ = setup(n_layer=6, **options)
         idx = idx[:1, :3]
@@ -139,7 +142,7 @@ def test_reference_depends_on_every_parameter():
 
 
 def test_mixers():
-    """The paper's figure: of 32 layers, 8 pairs of Mamba and window, Mamba and the full attention, 7 pairs of GMU and cross."""
+    """The paper's figure: 8 pairs of Mamba and window, Mamba and full attention, 7 pairs of GMU and cross."""
     c = sambay.Config(n_layer=32)
     assert c.mixers == ["mamba", "window"] * 8 + ["mamba", "full"] + ["gmu", "cross"] * 7
     assert sambay.Config(n_layer=32, gmu="none").mixers == c.mixers[:18] + ["cross"] * 14
@@ -147,11 +150,12 @@ def test_mixers():
     kinds = [type(block.attn).__name__ for block in model.blocks]
     assert kinds == ["Mamba", "WindowAttention"] * 2 + ["Mamba", "FullAttention", "GMU", "CrossAttention"]
     keys = {key for key, _ in model.named_parameters()}
-    assert not keys & {f"blocks.7.attn.{name}.weight" for name in ("wk", "wv", "k_norm")} and "blocks.5.attn.wk.weight" in keys
+    assert not keys & {f"blocks.7.attn.{name}.weight" for name in ("wk", "wv", "k_norm")}
+    assert "blocks.5.attn.wk.weight" in keys
     assert not any("rope" in name or name in ("cos", "sin") for name, _ in model.named_buffers())
 
 
-# --------------------------------------------------------------------------------------------------------------------- the scan
+# ------------------------------------------------------------------------------------------------------------- the scan
 
 
 def one_after_the_other(dt, u, write, read, A, state):
@@ -191,7 +195,7 @@ def test_scan_with_strong_decay_stays_finite():
 
 
 def test_scan_in_pieces():
-    """The last state of one piece is where the next one goes on."""
+    """The next piece continues from the last state of the one before."""
     inputs = [x.detach() for x in scan_inputs(23)]
     whole, last = sambay.selective_scan(*inputs, 4)
     state, parts = inputs[-1], []
@@ -203,9 +207,10 @@ def test_scan_in_pieces():
 
 @pytest.mark.parametrize("gmu, more", [("silu", set()), ("sigmoid", {"w_in"})])
 def test_groups(gmu, more):
-    """What Mamba does to one channel is no matrix: its convolution and A mix, as vectors do."""
+    """What acts on one channel is not a matrix: Mamba's convolution and A are in the group of `mix_lr`."""
     matrices, mixing = own_groups(setup(gmu=gmu)[0])
-    assert {key.split(".")[-2] for key in matrices} == {"w_x", "w_z", "w_rank", "w_dt", "w_write", "w_read", "w_gate"} | more
+    own = {"w_x", "w_z", "w_rank", "w_dt", "w_write", "w_read", "w_gate"}
+    assert {key.split(".")[-2] for key in matrices} == own | more
     assert {key.split(".")[-1] for key in mixing} == {"A_log", "D", "dt_bias", "conv_weight", "conv_bias"}
 
 
@@ -218,7 +223,7 @@ def test_training_keeps_no_states():
     assert sizes and not any(c.d_state in shape and 2 * c.d_model in shape and len(shape) > 3 for shape in sizes)
 
 
-# ---------------------------------------------------------------------------------------------------------- windows and caches
+# --------------------------------------------------------------------------------------------------- windows and caches
 
 
 @pytest.mark.parametrize("T", [1, 2, 5, 6, 11, 16])
@@ -239,7 +244,7 @@ def test_window_against_a_mask(T, window):
 @pytest.mark.parametrize("window", [2, 3, 5, 8])
 @torch.no_grad()
 def test_window_goes_on_after_held_tokens(window):
-    """The last queries alone, with window - 1 keys before them; before token 0 there are none, whatever is held there."""
+    """Only the last queries, with window - 1 keys before them; whatever is stored before token 0 is not read."""
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 21, 4, 6), torch.randn(2, 21, 2, 6), torch.randn(2, 21, 2, 6)
     wanted = sambay.attend_window(q, k, v, window, 0)
@@ -251,13 +256,16 @@ def test_window_goes_on_after_held_tokens(window):
             assert (got - wanted[:, start:]).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("options", [dict(), dict(gmu="sigmoid", d_conv=2), dict(gmu="none"), dict(window=2, n_layer=12), dict(window=40), dict(n_layer=5)], ids=str)
+@pytest.mark.parametrize("options",
+                         [dict(), dict(gmu="sigmoid", d_conv=2), dict(gmu="none"), dict(window=2, n_layer=12),
+                          dict(window=40), dict(n_layer=5)], ids=str)
 @pytest.mark.parametrize("pieces", [(21,), (1,) * 21, (2, 1, 11, 3, 1, 1, 2), (14, 7)], ids=str)
 @torch.no_grad()
 def test_cached_decoding_equals_the_full_forward(options, pieces):
     model, _, _, idx, _ = setup(T=21, max_len=30, **options)
     full = model(idx)[0]
-    for read in ([], [(1,)], [(8,)], [(20,)], [(3, 9)]):                 # tokens taken by prefill(), which gives no logits
+    # tokens taken by prefill(), which gives no logits
+    for read in ([], [(1,)], [(8,)], [(20,)], [(3, 9)]):
         cache, at, parts = sambay.Cache(model, 2, 30), 0, []
         for n in (read[0] if read else ()):
             model.prefill(idx[:, at:at + n], cache)
@@ -287,7 +295,7 @@ def test_only_the_full_attention_grows_with_the_context():
 
 @torch.no_grad()
 def test_prefill_is_linear_in_the_prompt():
-    """No attention but that of the windows, and no layer of the cross-decoder; logits of the next token are those of forward."""
+    """Runs only the windows' attention and no layer of the cross-decoder; the next logits are those of forward."""
     model, _, c, idx, _ = setup(T=40, max_len=50)
     seen = []
     for i, block in enumerate(model.blocks):
@@ -315,7 +323,7 @@ def test_a_cache_under_autocast_keeps_its_states_in_fp32():
 
 
 def test_every_mixer_is_one_graph():
-    """Several chunks and several blocks of the window, in forward, backward and decoding; test_models.py has the rest of the compiler."""
+    """Several chunks and blocks of the window, in forward, backward and decoding; the rest is in test_compile.py."""
     model, _, _, idx, targets = setup(n_layer=6)
     want = model(idx, targets)[1]
     want.backward()
@@ -327,12 +335,13 @@ def test_every_mixer_is_one_graph():
     for key, p in model.named_parameters():
         assert (p.grad - grads[key]).abs().max() < 1e-9, key
     with torch.no_grad():
-        step, cache = torch.compile(model.forward, fullgraph=True, dynamic=False, backend="aot_eager"), sambay.Cache(model, 2, 7)
+        step = torch.compile(model.forward, fullgraph=True, dynamic=False, backend="aot_eager")
+        cache = sambay.Cache(model, 2, 7)
         parts = [step(token, cache=cache)[0] for token in idx.split(1, dim=1)]
         assert (torch.cat(parts, 1) - model(idx)[0]).abs().max() < 1e-9
 
 
-# --------------------------------------------------------------------------------------------------------------- initial values
+# ------------------------------------------------------------------------------------------------------- initial values
 
 
 def test_initial_values():
@@ -343,8 +352,10 @@ def test_initial_values():
         layer = block.attn
         assert torch.equal(layer.A_log, torch.tensor([1.0, 2, 3, 4, 5]).log().expand(256, 5)) and (layer.D == 1).all()
         dt = torch.nn.functional.softplus(layer.dt_bias)
-        assert 1e-3 * 0.999 < dt.min() < 2e-3 and 0.05 < dt.max() < 0.1 * 1.001 and abs(dt.log().mean() - math.log(1e-2)) < 0.3
-        assert layer.w_dt.weight.abs().max() <= 8 ** -0.5 and abs(layer.w_dt.weight.std() * 24 ** 0.5 - 1) < 0.1      # rank 8; std of U(+-a) is a / sqrt(3)
+        assert 1e-3 * 0.999 < dt.min() < 2e-3 and 0.05 < dt.max() < 0.1 * 1.001
+        assert abs(dt.log().mean() - math.log(1e-2)) < 0.3
+        # rank 8; std of U(+-a) is a / sqrt(3)
+        assert layer.w_dt.weight.abs().max() <= 8 ** -0.5 and abs(layer.w_dt.weight.std() * 24 ** 0.5 - 1) < 0.1
         assert layer.conv_weight.abs().max() <= 0.5 and abs(layer.conv_weight.std() * 12 ** 0.5 - 1) < 0.1
         assert (layer.conv_bias == 0).all() and (layer.wo.weight == 0).all()
     assert model.blocks[0].attn.w_rank.weight.shape == (8, 256)
@@ -352,7 +363,7 @@ def test_initial_values():
 
 
 def test_states_under_autocast_are_bf16():
-    """The stream, the memory, shared keys and values; and what the scan keeps for backward, which computes in fp32."""
+    """The stream, the memory, shared keys and values, and what the fp32 scan saves for backward."""
     torch.set_default_dtype(torch.float32)
     model, _, _, idx, targets = setup(T=20, max_len=20)
     handed, kept = [], []

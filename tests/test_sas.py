@@ -1,7 +1,8 @@
-"""SAS (arXiv:2507.07694) and its form by projections: equations in float64, initial values, and when they are gpt.py."""
+"""SAS (arXiv:2507.07694) and its form by projections: equations in float64, initial values, neutral settings."""
 import pytest
 import torch
-from reference import add, compare, float64, heads, linear, mlp_sublayer, norm, rope, setup, sigmoid, softmax  # noqa: F401  (float64: autouse)
+from reference import (  # noqa: F401  (float64: autouse)
+    add, compare, float64, heads, linear, mlp_sublayer, norm, rope, setup, sigmoid, softmax)
 
 import models
 from nanodepth import record
@@ -22,7 +23,8 @@ def conv(p, name, x):
     edge = torch.zeros((w.size(2) - 1) // 2)
     x = [torch.cat([edge, u, edge]) for u in x]
     D = len(x[0]) - 2 * len(edge)
-    return [b[o] + sum(w[o, i, t] * u[t:t + D] for i, u in enumerate(x) for t in range(w.size(2))) for o in range(len(w))]
+    return [b[o] + sum(w[o, i, t] * u[t:t + D] for i, u in enumerate(x) for t in range(w.size(2)))
+            for o in range(len(w))]
 
 
 def simulate(p, c, name, x, features=True):
@@ -47,8 +49,10 @@ def attend(p, c, at, a):
             normed = [[norm(p, f"{at}.{name}_norm", z, c) if c.qk_norm else z for z in group] for group in groups]
             out.append([[rope(z, t, c) for z in group] for group in normed])
         values = heads(linear(p, f"{at}.wv", u), c.n_kv_head)
-        v.append([values] * c.n_sim if c.simulation == "projection" else simulate(p, c, f"{at}.sim_v", values, features=False))
-        gates.append([torch.ones(1)] * c.n_head if c.gate == "none" else [sigmoid(z) for z in heads(linear(p, f"{at}.gate", u), c.n_head)])
+        v.append([values] * c.n_sim if c.simulation == "projection"
+                 else simulate(p, c, f"{at}.sim_v", values, features=False))
+        gates.append([torch.ones(1)] * c.n_head if c.gate == "none"
+                     else [sigmoid(z) for z in heads(linear(p, f"{at}.gate", u), c.n_head)])
     out, share = [], c.n_head // c.n_kv_head
     for t in range(len(a)):
         groups = []
@@ -58,7 +62,7 @@ def attend(p, c, at, a):
                 weights = softmax([torch.dot(q[t][s][h], k[j][s][h // share]) / c.d_sim ** 0.5 for j in range(t + 1)])
                 head = gates[t][h] * sum(w * v[j][s][h // share] for j, w in enumerate(weights))
                 y.append(p[f"{at}.sim_gate"][s, h] * head if c.simulation == "projection" else head / c.n_sim)
-            groups.append(linear(p, f"{at}.wo", torch.cat(y)))                      # every group through wo, then their mean
+            groups.append(linear(p, f"{at}.wo", torch.cat(y)))          # wo reads every group by itself
         out.append(sum(groups))
     return out
 
@@ -73,9 +77,10 @@ def sas(p, c, x):
 
 OWN = dict(n_layer=2, n_sim=2, d_sim=12, kernel=3, simulation="convolution")
 PROJECTION = dict(simulation="projection")
-CASES = [dict(), dict(tie_embeddings=True, qk_norm=False, z_loss=0.0), dict(n_kv_head=4, gate="elementwise"), dict(gate="headwise"),
-         dict(n_sim=3, kernel=5, n_layer=1), dict(n_sim=1, d_sim=8, kernel=1), dict(n_kv_head=1, d_sim=14),
-         PROJECTION, dict(PROJECTION, qk_norm=False, n_sim=3), dict(PROJECTION, n_kv_head=4, d_sim=8, gate="elementwise"),
+CASES = [dict(), dict(tie_embeddings=True, qk_norm=False, z_loss=0.0), dict(n_kv_head=4, gate="elementwise"),
+         dict(gate="headwise"), dict(n_sim=3, kernel=5, n_layer=1), dict(n_sim=1, d_sim=8, kernel=1),
+         dict(n_kv_head=1, d_sim=14), PROJECTION, dict(PROJECTION, qk_norm=False, n_sim=3),
+         dict(PROJECTION, n_kv_head=4, d_sim=8, gate="elementwise"),
          dict(PROJECTION, n_sim=1, gate="headwise", tie_embeddings=True)]
 
 
@@ -102,12 +107,14 @@ def make_neutral(model):
 
 
 @pytest.mark.parametrize("options", [
-    dict(n_sim=1), dict(n_sim=2, kernel=5), dict(n_sim=3, n_kv_head=4, gate="elementwise"), dict(kernel=1, qk_norm=False, gate="headwise"),
-    PROJECTION, dict(PROJECTION, n_sim=3, n_kv_head=1, qk_norm=False, gate="elementwise")], ids=str)
+    dict(n_sim=1), dict(n_sim=2, kernel=5), dict(n_sim=3, n_kv_head=4, gate="elementwise"),
+    dict(kernel=1, qk_norm=False, gate="headwise"), PROJECTION,
+    dict(PROJECTION, n_sim=3, n_kv_head=1, qk_norm=False, gate="elementwise")], ids=str)
 @torch.no_grad()
 def test_copies_are_gpt(options):
     model, _, _, idx, _ = setup("sas", **{**OWN, "d_sim": 8, **options})
-    base = setup("gpt", **{key: x for key, x in options.items() if key in ("n_kv_head", "gate", "qk_norm")}, n_layer=2)[0]
+    base = setup("gpt", **{key: x for key, x in options.items() if key in ("n_kv_head", "gate", "qk_norm")},
+                 n_layer=2)[0]
     missing = model.load_state_dict(base.state_dict(), strict=False)
     assert not missing.unexpected_keys and all(".sim_" in key for key in missing.missing_keys)
     assert (model(idx)[0] - base(idx)[0]).abs().max() > 1e-3
@@ -118,7 +125,7 @@ def test_copies_are_gpt(options):
 @pytest.mark.parametrize("options", [dict(), PROJECTION], ids=str)
 @torch.no_grad()
 def test_only_distances_count(options):
-    """All tokens some places further on: the same logits, as rotation comes after the maps."""
+    """Positions shifted for all tokens: the same logits, as rotation comes after the maps."""
     model, _, _, idx, _ = setup("sas", **{**OWN, **options, "max_len": 12})
     before = model(idx)[0]
     model.cos, model.sin = model.cos.roll(-5, 0), model.sin.roll(-5, 0)
@@ -161,7 +168,8 @@ def test_initial_values():
         for found in (ours, p):
             assert 0.75 * bound < found.abs().max() <= bound, key
             if p.numel() > 1000:
-                assert found.std() == pytest.approx(bound / 3 ** 0.5, rel=0.05) and abs(found.mean()) < 0.05 * bound, key
+                assert found.std() == pytest.approx(bound / 3 ** 0.5, rel=0.05), key
+                assert abs(found.mean()) < 0.05 * bound, key
     model = models.build("sas", vocab_size=31, n_layer=1, n_head=4, d_model=128, simulation="projection")
     attn = model.blocks[0].attn
     assert (attn.sim_gate == 1 / 3).all() and attn.sim_gate.shape == (3, 4) and attn.sim_v is None
@@ -180,10 +188,11 @@ def test_sizes():
 
 
 @pytest.mark.parametrize("options", [
-    dict(), dict(n_sim=2, d_sim=20, kernel=3), dict(qk_norm=False, n_kv_head=4), dict(gate="elementwise", n_sim=1, kernel=1),
-    PROJECTION, dict(PROJECTION, n_sim=2, d_sim=20, gate="headwise"), dict(PROJECTION, qk_norm=False)], ids=str)
+    dict(), dict(n_sim=2, d_sim=20, kernel=3), dict(qk_norm=False, n_kv_head=4),
+    dict(gate="elementwise", n_sim=1, kernel=1), PROJECTION, dict(PROJECTION, n_sim=2, d_sim=20, gate="headwise"),
+    dict(PROJECTION, qk_norm=False)], ids=str)
 def test_costs(options):
-    """Parameters exactly; FLOPs but for values, which are as wide as keys in training, and the aggregation."""
+    """Parameters exactly; FLOPs without the aggregation, and without values, which training keeps as wide as keys."""
     shape = dict(vocab_size=50, n_layer=4, n_head=4, n_kv_head=2, d_model=64, d_ff=128, max_len=64)
     model = models.build("sas", **{**shape, **options})
     c = model.config
@@ -202,8 +211,10 @@ def test_feature_maps_are_matrices_of_muon():
     for options in (dict(), PROJECTION):
         model = models.build("sas", vocab_size=31, n_layer=1, n_head=4, d_model=32, **options)
         chosen = {id(p) for p in muon.split_params(model)[0]}
-        names = {key.removeprefix("blocks.0.attn.") for key, p in model.named_parameters() if id(p) in chosen and ".sim_" in key}
-        assert names == (set() if options else {f"sim_{s}.1.{part}.weight" for s in "qk" for part in ("expand", "refine")})
+        names = {key.removeprefix("blocks.0.attn.") for key, p in model.named_parameters() if id(p) in chosen
+                 and ".sim_" in key}
+        assert names == (set() if options
+                         else {f"sim_{s}.1.{part}.weight" for s in "qk" for part in ("expand", "refine")})
 
 
 @torch.no_grad()
@@ -222,7 +233,8 @@ def test_stats():
         with torch.autocast("cpu", dtype=torch.bfloat16):
             half = record.stats("sas", model.float(), idx)
         for name, ranks in half.items():                                            # the sums stay in fp32
-            assert ranks == pytest.approx(found[name], rel=0.01) and any(r != torch.tensor(r).bfloat16().item() for r in ranks)
+            assert ranks == pytest.approx(found[name], rel=0.01)
+            assert any(r != torch.tensor(r).bfloat16().item() for r in ranks)
     ranks = []
     for n_sim in (1, 3):
         model = setup("sas", **{**OWN, "d_sim": 8, "n_sim": n_sim})[0]
@@ -230,4 +242,5 @@ def test_stats():
         model.load_state_dict(base.state_dict(), strict=False)
         make_neutral(model)
         ranks.append(record.stats("sas", model, idx))
-    assert ranks[0]["sim_q_rank"] == pytest.approx(ranks[1]["sim_q_rank"]) and ranks[0]["sim_v_rank"] == pytest.approx(ranks[1]["sim_v_rank"])
+    assert ranks[0]["sim_q_rank"] == pytest.approx(ranks[1]["sim_q_rank"])
+    assert ranks[0]["sim_v_rank"] == pytest.approx(ranks[1]["sim_v_rank"])

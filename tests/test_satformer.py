@@ -70,7 +70,8 @@ def test_groups():
 SHAPE = dict(vocab_size=50, n_layer=4, n_head=4, n_kv_head=2, d_model=64, d_ff=128, max_len=64)
 
 
-@pytest.mark.parametrize("options", [{}, dict(last_k=2), dict(last_k=1, value_act="softmax_sigmoid", n_kv_head=4)], ids=str)
+@pytest.mark.parametrize("options", [{}, dict(last_k=2), dict(last_k=1, value_act="softmax_sigmoid", n_kv_head=4)],
+                         ids=str)
 def test_costs(options):
     """Parameters exactly; FLOPs: the counter sees the gate's product, the formula also the sums."""
     shape = {**SHAPE, "n_kv_head": options.get("n_kv_head", 2)}
@@ -83,7 +84,7 @@ def test_costs(options):
 
 @pytest.mark.parametrize("value_act", ["relu", "softmax", "softmax_sigmoid"])
 def test_gated_values_stay_bf16_under_autocast(value_act):
-    """A softmax under autocast is fp32: it must not make the values so."""
+    """Under autocast a softmax is fp32; the values must stay bf16."""
     model, seen = models.build("satformer", **SHAPE, value_act=value_act).float(), []
     attend = torch.nn.functional.scaled_dot_product_attention
 

@@ -1,6 +1,6 @@
-"""The study of this folder, run by run: python results/study/study.py --data wiki      (from the top folder; about a day of one core)
+"""The study of this folder, run by run: python results/study/study.py --data wiki     (about a day of one core)
 
-    tune    every system at TRIES triples of rates, a quarter of the length, with a seed of their own
+    tune    every system at six triples of rates, a quarter of the length, with a seed of their own
     main    every system at its best rates, SEEDS seeds
     length  gpt at other lengths, each with a schedule of its own: how many tokens is an idea worth?
     depth   some systems and gpt with 6 and 24 layers
@@ -10,26 +10,26 @@ One run at a time, in one thread. It may be killed at any moment: a run goes on 
 finished run is copied to logs/, and what is there is not run again. --stages chooses.
 """
 import argparse
-import json
-import os
-import shutil
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-TOP = HERE.parents[1]
+sys.path.insert(0, str(HERE.parent))
+import publish  # noqa: E402
+
 SYSTEMS = {  # name in the tables: model and its options
     "gpt": "gpt", "gpt-gated": "gpt --gate elementwise", "resformer": "resformer", "exoformer": "exoformer",
-    "exoformer-dynamic": "exoformer --mixing dynamic", "satformer": "satformer", "muddformer": "muddformer", "attnres": "attnres",
-    "denseformer": "denseformer", "hyperconnections": "hyperconnections", "hyperconnections-manifold": "hyperconnections --connection manifold"}
+    "exoformer-dynamic": "exoformer --mixing dynamic", "satformer": "satformer", "muddformer": "muddformer",
+    "attnres": "attnres", "denseformer": "denseformer", "hyperconnections": "hyperconnections",
+    "hyperconnections-manifold": "hyperconnections --connection manifold"}
 MIXES_NOTHING = ("gpt", "gpt-gated", "satformer")               # no parameter is trained at mix_lr
 DEEP = ("gpt", "satformer", "denseformer", "attnres", "muddformer")
 STEPS, SEEDS, TUNING_SEED = 1000, 3, 100
-RATES = ((0.005, 0.024, 0.002), (0.01, 0.024, 0.002), (0.005, 0.012, 0.002), (0.005, 0.048, 0.002))     # muon, adamw, mix
-THEN = {True: ((1, 1, 0.25), (1, 1, 4)), False: ((0.7, 1, 1), (1.4, 1, 1))}        # factors of the best: mixes something, or not
-PLAIN = "--no-qk_norm --no-zero_init --optimizer adamw --schedule cosine"
+RATES = ((0.005, 0.024, 0.002), (0.01, 0.024, 0.002), (0.005, 0.012, 0.002), (0.005, 0.048, 0.002))  # muon, adamw, mix
+THEN = {True: ((1, 1, 0.25), (1, 1, 4)),                        # factors of the best: of systems that mix something,
+        False: ((0.7, 1, 1), (1.4, 1, 1))}                      # and of the others
+PLAIN = "--no-qk_norm --no-zero_init --optimizer adamw --schedule cosine --mix_lr none"
 PLAIN_RATES = (0.001, 0.002, 0.004)                             # AdamW's, for all parameters
 
 
@@ -38,62 +38,24 @@ class Run:
     name: str                                                   # folder under runs/study and under logs/
     system: str
     seed: int
-    rates: tuple                                                # muon_lr, adamw_lr, mix_lr; or adamw_lr alone for the plain recipe
+    rates: tuple                                                # muon_lr, adamw_lr, mix_lr; plain recipe: adamw_lr
     steps: int = STEPS
     more: dict = field(default_factory=dict)                    # further options
-
-    def command(self, args):
-        model, *options = SYSTEMS[self.system].split()
-        rates = zip(("muon_lr", "adamw_lr", "mix_lr") if len(self.rates) == 3 else ("adamw_lr",), self.rates)
-        given = dict(data=args.data, out=args.out / self.name, seed=self.seed, max_steps=self.steps, eval_every=self.steps // 4, **dict(rates), **self.more)
-        options += [word for key, value in given.items() for word in (f"--{key}", str(value))]
-        if len(self.rates) == 1:
-            options += [*PLAIN.split(), "--mix_lr", "none"]
-        return [sys.executable, str(TOP / "train.py"), "--model", model, "--preset", "study", "--compile", *options]
-
-
-def final_loss(folder):
-    """The last validation loss of a published run; None if there is none, inf if it stopped with a loss that is not finite."""
-    if not (folder / "log.jsonl").exists():
-        return None
-    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    steps = json.loads((folder / "config.json").read_text())["options"]["max_steps"]
-    return next((row["loss"] for row in rows if row["kind"] == "val" and row["step"] == steps), float("inf"))
 
 
 def train(run, args):
     """The final loss of a run, which is made, or finished, if it has not been."""
     logs, folder = HERE / "logs" / run.name, args.out / run.name
-    if final_loss(logs) is None:
-        words = run.command(args)
-        if (folder / "ckpt.pt").exists():
-            words = [*words[:2], "--resume", str(folder)]
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with open(f"{folder}.txt", "a") as f:
-            code = subprocess.call(words, stdout=f, stderr=subprocess.STDOUT, cwd=TOP, env=os.environ | {"OMP_NUM_THREADS": "1"})
-        if code not in (0, 3):                                  # 3: the loss is not finite
-            sys.exit(f"{folder}: train.py ended with {code}, see {folder}.txt")
-        publish(folder, logs)
-    loss = final_loss(logs)
+    if publish.final_loss(logs) is None:
+        plain = len(run.rates) == 1
+        rates = dict(zip(("adamw_lr",) if plain else ("muon_lr", "adamw_lr", "mix_lr"), run.rates))
+        words = [*SYSTEMS[run.system].split(), "--preset", "study", *(PLAIN.split() if plain else ())]
+        publish.train(folder, *words, data=args.data, seed=run.seed, max_steps=run.steps, eval_every=run.steps // 4,
+                      **rates, **run.more)
+        publish.publish(folder, logs, f"runs/study/{run.name}")
+    loss = publish.final_loss(logs)
     print(f"{run.name}  rates {run.rates}  val {loss:.4f}", flush=True)
     return loss
-
-
-def publish(run, to):
-    """What is committed of a run: its configuration without this machine's paths, its validations, every tenth step."""
-    config = json.loads((run / "config.json").read_text())
-    config["command"] = ["python", "train.py", *config["command"][2:]]
-    text = json.dumps(config, indent=1)
-    for path, name in ((config["data"]["path"], "data/wiki"), (config["options"]["out"], f"runs/study/{to.name}")):
-        text = text.replace(path, name)
-    rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    kept = [row for row in rows if row["kind"] == "val" or row["step"] % 10 == 0]
-    shutil.rmtree(to, ignore_errors=True)
-    to.mkdir(parents=True)
-    (to / "config.json").write_text(text + "\n")
-    (to / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
 
 
 def best_rates(system, args, plain=False):
@@ -113,7 +75,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="wiki", help="folder made by data_prep.py, or its name under data/ (wiki)")
     parser.add_argument("--out", type=Path, default=Path("runs/study"), help="where the runs go (runs/study)")
-    parser.add_argument("--stages", nargs="+", default=["main", "length", "depth", "plain"], help="main length depth plain (all, in this order)")
+    parser.add_argument("--stages", nargs="+", default=["main", "length", "depth", "plain"],
+                        help="main length depth plain (all, in this order)")
     args = parser.parse_args()
     args.out = args.out.resolve()
     best = {system: best_rates(system, args) for system in SYSTEMS}
@@ -129,7 +92,8 @@ def main():
         for seed in range(2):
             for n_layer in (6, 24):
                 for system in DEEP:
-                    train(Run(f"{system}-layers{n_layer}-seed{seed}", system, seed, best[system], more=dict(n_layer=n_layer)), args)
+                    name = f"{system}-layers{n_layer}-seed{seed}"
+                    train(Run(name, system, seed, best[system], more=dict(n_layer=n_layer)), args)
     if "plain" in args.stages:
         rates = {system: best_rates(system, args, plain=True) for system in SYSTEMS}
         for seed in range(2):

@@ -1,12 +1,12 @@
-"""What the generic tests run of a model beside its defaults: tests/settings/NAME.py, found by name. All of it is optional:
+"""What the generic tests run of a model besides its default setting: tests/settings/NAME.py. All of it is optional:
 
 CASES     dicts of options that every generic test runs, besides the default
 NEUTRAL   dicts of options for which neutral(model) makes the model its baseline
 BAD       dicts of options that Config refuses
 ROUNDING  largest difference that a later token may make to earlier logits in float64; without it none, in fp32
 CHANGED   (text, its replacement) in the model's file, which then has another mechanism: for test_own_model.py
-ROUNDED_DECAY  True where cautious weight decay reads the signs of mere rounding errors: no decay in the test of ranks
-COMPILED  dicts of options that the default run compiles with inductor; `--full` does so with all cases
+ROUNDED_DECAY  True where a gradient is only rounding, whose signs decide on cautious weight decay: ranks without it
+COMPILED  dicts of options that the default run compiles with inductor; `--full` adds the default of every model
 
 A model with such a file belongs to the repository and is held to all of its habits. One without is somebody's own: what
 it does not have (a cache, a final_norm) is skipped, and its docstring may leave its changes unsaid.

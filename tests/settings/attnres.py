@@ -9,4 +9,5 @@ NEUTRAL = [
 BAD = [
     dict(block_size=0), dict(block_size=7),
 ]
-CHANGED = ("for v, r in zip(sources, scales)], dim=-1).softmax(-1)", "for v, r in zip(sources, scales)], dim=-1).mul(2).softmax(-1)")
+CHANGED = ("for v, r in zip(sources, scales)], dim=-1).softmax(-1)",
+           "for v, r in zip(sources, scales)], dim=-1).mul(2).softmax(-1)")

@@ -1,7 +1,7 @@
 """What the generic tests run of hyperconnections.py beside its defaults."""
 CASES = [
     dict(connection="static", n_streams=2), dict(tanh=False, n_streams=1), dict(map_norm="rms"),
-    dict(connection="manifold"), dict(connection="identity", n_streams=2),
+    dict(connection="manifold", sinkhorn_steps=3), dict(connection="identity", n_streams=2),
 ]
 NEUTRAL = [
     dict(connection="static", n_streams=2, norm_eps=1e-12), dict(connection="dynamic", n_streams=1, norm_eps=1e-12),

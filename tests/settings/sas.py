@@ -11,6 +11,6 @@ BAD = [
     dict(n_sim=0), dict(d_sim=6), dict(d_sim=9), dict(kernel=4), dict(kernel=-1), dict(simulation="x"),
 ]
 CHANGED = ("self.refine(F.relu(y))", "self.refine(F.silu(y))")
-# A relu that only first tokens pass has no gradient, as their queries have no choice: only rounding errors, whose signs
-# decide on cautious weight decay.
+# A ReLU may be open for first tokens alone. Their queries see one key and get no gradient but rounding errors, whose
+# signs decide on cautious weight decay.
 ROUNDED_DECAY = True

@@ -1,0 +1,65 @@
+"""What the studies of this folder share: runs of train.py in one thread, their final losses, and what is kept here."""
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parents[1]
+
+
+def script(log, name, *words):
+    """Runs a script of the top folder in one thread; its output goes to the end of the file `log`. -> exit code"""
+    words = [sys.executable, str(TOP / name), *map(str, words)]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "a") as f:
+        return subprocess.call(words, stdout=f, stderr=subprocess.STDOUT, cwd=TOP,
+                               env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+def final_loss(run):
+    """The validation loss at the last step; None without a log, inf if the run did not get there."""
+    if not (run / "log.jsonl").exists():
+        return None
+    text = (run / "log.jsonl").read_text()
+    rows = [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]     # without a line that was cut off
+    steps = json.loads((run / "config.json").read_text())["options"]["max_steps"]
+    return next((row["loss"] for row in rows if row["kind"] == "val" and row["step"] == steps), math.inf)
+
+
+def train(run, model, *words, **options):
+    """Makes a run of `model *words --option value ...` in the folder `run`, or finishes it. Returns its final loss.
+
+    Its output goes to RUN.txt. A loss that is not finite ends the run; any other error ends this program.
+    """
+    if final_loss(run) in (None, math.inf):
+        if (run / "ckpt.pt").exists():
+            words = ["--resume", run]
+        else:
+            shutil.rmtree(run, ignore_errors=True)
+            options = {"out": run, **options}
+            words = ["--model", model, *words, "--compile", *(w for key, x in options.items() for w in (f"--{key}", x))]
+        code = script(Path(f"{run}.txt"), "train.py", *words)
+        if code not in (0, 3):                                              # 3: the loss is not finite
+            sys.exit(f"{run}: train.py ended with {code}, see {run}.txt")
+    return final_loss(run)
+
+
+def publish(run, to, out):
+    """Writes to the folder `to` what is kept of a run: its configuration, its validations and every tenth step.
+
+    Paths of this machine are replaced: the data's by data/wiki, the run's by `out`.
+    """
+    config = json.loads((run / "config.json").read_text())
+    config["command"] = ["python", "train.py", *config["command"][2:]]
+    text = json.dumps(config, indent=1)
+    for path, name in ((config["data"]["path"], "data/wiki"), (config["options"]["out"], out)):
+        text = text.replace(path, name)
+    rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    kept = [row for row in rows if row["kind"] == "val" or row["step"] % 10 == 0]
+    shutil.rmtree(to, ignore_errors=True)
+    to.mkdir(parents=True)
+    (to / "config.json").write_text(text + "\n")
+    (to / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
