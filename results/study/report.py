@@ -1,0 +1,149 @@
+"""Tables and pictures of this folder's README, from logs/: python results/study/report.py
+
+Rewrites what stands between <!-- NAME --> and <!-- end --> in README.md, for NAME of main, baselines, depth, claims and
+rates, and draws curves.png and gaps.png. Runs that are not there yet are left out: it can be called at any time.
+"""
+import json
+import re
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+from study import DEEP, SYSTEMS  # noqa: E402
+
+from nanodepth import curves, pictures  # noqa: E402
+
+CLAIMS = (  # the first has the lower loss, says
+    ("gpt-gated", "gpt", "ExoFormer, table 1"), ("resformer", "gpt", "ExoFormer, table 1; SATFormer, table 5"),
+    ("satformer", "gpt", "SATFormer, table 5"), ("satformer", "resformer", "SATFormer, section 4.3"),
+    ("exoformer", "gpt-gated", "ExoFormer, table 1"), ("exoformer", "resformer", "ExoFormer, table 1"),
+    ("exoformer-dynamic", "exoformer", "ExoFormer, table 1"), ("muddformer", "gpt", "MUDDFormer, figure 3"),
+    ("muddformer", "denseformer", "MUDDFormer, figure 3"), ("muddformer", "hyperconnections", "MUDDFormer, figure 3"),
+    ("muddformer", "resformer", "SATFormer, table 5"), ("attnres", "gpt", "Attention Residuals"),
+    ("attnres", "denseformer", "Attention Residuals, ablations"), ("denseformer", "gpt", "MUDDFormer, figure 3"),
+    ("hyperconnections", "gpt", "MUDDFormer, figure 3"),
+    ("hyperconnections-manifold", "gpt", "Attention Residuals, ablations"),
+    ("attnres", "hyperconnections-manifold", "Attention Residuals, ablations"))
+
+
+def logs(pattern):
+    """[run] of the folders in logs/ whose whole name matches, by seed."""
+    found = [path for path in (HERE / "logs").iterdir() if re.fullmatch(pattern, path.name)]
+    return sorted(map(curves.read_log, found), key=lambda run: run["seed"])
+
+
+def groups(prefix="", suffix="", systems=SYSTEMS):
+    """{system: its runs} of those that have finished runs of this kind."""
+    found = {name: logs(rf"{prefix}{name}{suffix}-seed\d+") for name in systems}
+    return {name: runs for name, runs in found.items() if runs}
+
+
+def final_gaps(some, base):
+    return curves.gaps(some, base, curves.curve(some)[-1][0])
+
+
+def gap(some, base):
+    """Difference of the final losses with its interval, as text; and its sign: -1 or 1 outside of the noise, else 0."""
+    value, half = curves.interval(final_gaps(some, base))
+    if half is None:
+        return "" if value is None else f"{value:+.4f}", None
+    return f"{value:+.4f} ± {half:.4f}", 0 if abs(value) <= half else -1 if value < 0 else 1
+
+
+def markdown(head, rows):
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
+
+
+def main_table(strong):
+    lengths = [runs for runs in (logs(rf"gpt-{steps}-seed\d+") for steps in (500, 1500, 2000)) if runs]
+    rows = []
+    for name, runs in strong.items():
+        saved, cells = curves.saving(runs, [strong["gpt"], *lengths]), [""] * 5
+        if name != "gpt":
+            cells = [gap(runs, strong["gpt"])[0], "not in reach", "-", f"{saved['cost']:.2f}", "-"]
+            if saved["saving"]:
+                cells[1:3] = f"{saved['baseline_tokens'] / 1e6:.2f}M", f"{saved['saving']:.2f}x"
+                cells[4] = f"{saved['saving_in_time']:.2f}x"
+        rows.append([f"`{name}`", str(len(runs)), f"{saved['loss']:.4f}", *cells])
+    return markdown(["system", "seeds", "final loss", "difference to gpt (95%)", "tokens gpt needs", "saving in tokens",
+                     "time per step, gpt = 1", "saving in time"], rows)
+
+
+def baseline_table(strong, plain):
+    def to_gpt(name, each):
+        return "" if name == "gpt" or name not in each or "gpt" not in each else gap(each[name], each["gpt"])[0]
+
+    return markdown(["system", "strong recipe: difference to gpt (95%)", "plain recipe: the same", "final loss, plain"],
+                    [[f"`{name}`", to_gpt(name, strong), to_gpt(name, plain), f"{curves.curve(runs)[-1][1]:.4f}"]
+                     for name, runs in plain.items()])
+
+
+def depth_table(strong):
+    at = {6: groups(suffix="-layers6", systems=DEEP), 12: strong, 24: groups(suffix="-layers24", systems=DEEP)}
+
+    def cell(name, each):
+        if name not in each or "gpt" not in each:
+            return ""
+        return f"{curves.curve(each[name])[-1][1]:.4f}" if name == "gpt" else gap(each[name], each["gpt"])[0]
+
+    rows = [[f"`{name}`", *(cell(name, each) for each in at.values())] for name in DEEP]
+    return markdown(["system", *(f"{n} layers" for n in at)], rows)
+
+
+def claims_table(strong, plain):
+    words, rows = {-1: "holds", 0: "unresolved", 1: "reversed", None: ""}, []
+    for a, b, source in CLAIMS:
+        cells = [gap(each[a], each[b]) if a in each and b in each else ("", None) for each in (strong, plain)]
+        rows.append([f"`{a}` below `{b}`", source, *(word for text, sign in cells for word in (text, words[sign]))])
+    return markdown(["claim", "by", "strong recipe", "", "plain recipe", ""], rows)
+
+
+def rates_table():
+    tries = {}
+    for run in logs(r"tune-.*"):
+        system, *rates = re.fullmatch(r"tune-(.*?)-(\d[\d.e-]*)", Path(run["run"]).name).groups()
+        tries.setdefault(system, {})[rates[0].replace("-", " ")] = run["val"][-1]["loss"]
+    rows = []
+    for name, losses in sorted(tries.items()):
+        marks = {rates: "**" if loss == min(losses.values()) else "" for rates, loss in losses.items()}
+        rows.append([f"`{name}`", "; ".join(f"{m}{rates}: {losses[rates]:.4f}{m}" for rates, m in marks.items())])
+    return markdown(["system", "muon_lr adamw_lr mix_lr: loss after 250 steps"], rows)
+
+
+def gaps_picture(strong, plain):
+    """Differences to gpt with their intervals, of both recipes."""
+    (fig, ((ax,),)), names = pictures.figure(1, 1, (7, 4)), [name for name in strong if name != "gpt"]
+    for shift, (label, each) in zip((-0.15, 0.15), (("strong recipe", strong), ("plain recipe", plain))):
+        at = [i for i, name in enumerate(names) if name in each and "gpt" in each]
+        found = [curves.interval(final_gaps(each[names[i]], each["gpt"])) for i in at]
+        ax.errorbar([gap for gap, _ in found], [i + shift for i in at], xerr=[half or 0 for _, half in found], fmt="o",
+                    capsize=3, label=label)
+    ax.axvline(0, color="black", lw=0.8)
+    ax.set(yticks=range(len(names)), yticklabels=names, xlabel="final loss minus gpt's of the same recipe, nats (95%)")
+    ax.invert_yaxis()
+    ax.legend()
+    return fig
+
+
+def main():
+    strong, plain = groups(), groups("plain-")
+    readme = HERE / "README.md"
+    text = readme.read_text()
+    tables = {"rates": rates_table}
+    if "gpt" in strong:
+        tables |= {"main": lambda: main_table(strong), "depth": lambda: depth_table(strong),
+                   "claims": lambda: claims_table(strong, plain)}
+        draw = {"curves": lambda: pictures.draw_curves(curves.summarise(strong, "gpt"), strong, "gpt"),
+                "gaps": lambda: gaps_picture(strong, plain)}
+        list(pictures.save(draw, HERE))
+    if "gpt" in plain:
+        tables["baselines"] = lambda: baseline_table(strong, plain)
+    for name, make in tables.items():
+        marks = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
+        text = re.sub(marks, lambda found: f"{found[1]}{make()}\n{found[2]}", text, flags=re.S)
+    readme.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
