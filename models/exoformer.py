@@ -150,12 +150,6 @@ def attend(q, k, v, layer, cache):
     return y.transpose(1, 2)
 
 
-def split_streams(y, n_heads):
-    """y (B, T, all heads * D) -> {stream: (B, T, heads, D)}, for n_heads {stream: heads}."""
-    y = y.unflatten(-1, (sum(n_heads.values()), -1))
-    return dict(zip(n_heads, y.split(list(n_heads.values()), dim=2)))
-
-
 class Anchor(nn.Module):
     """The anchors {stream: (B, T, heads, D)}, normalised where asked."""
 
@@ -169,8 +163,10 @@ class Anchor(nn.Module):
 
     def forward(self, source):
         """source: x_0 (B, T, C), or the first layer's streams."""
-        streams = split_streams(self.proj(source), self.n_heads) if torch.is_tensor(source) else source
-        return {s: self.norms[f"{s}_norm"](streams[s]) for s in self.n_heads}
+        if torch.is_tensor(source):
+            heads = self.proj(source).unflatten(-1, (sum(self.n_heads.values()), -1))           # (B, T, all heads, D)
+            source = dict(zip(self.n_heads, heads.split(list(self.n_heads.values()), dim=2)))
+        return {s: self.norms[f"{s}_norm"](source[s]) for s in self.n_heads}
 
 
 class Gamma(nn.Module):
@@ -227,12 +223,11 @@ class Attention(nn.Module):
         self.mix = Mix(c) if layer > 0 or c.anchor == "external" else None
 
     def project(self, x):
-        """[Q K V G] = x W in one product: {stream: (B, T, H or K, D)}, those that mix times lambda_self."""
+        """The streams of x (B, T, C), {stream: (B, T, H or K, D)}; those that mix are times lambda_self already."""
         weights = {s: w.weight for s, w in zip("qkvg", (self.wq, self.wk, self.wv, self.gate)) if w is not None}
         for s in self.mix.mix_streams if self.mix is not None else "":
             weights[s] = self.mix.own(s, weights[s])
-        y = F.linear(x, torch.cat(list(weights.values())))
-        return split_streams(y, {s: len(w) // self.d_head for s, w in weights.items()})
+        return {s: F.linear(x, weight).unflatten(-1, (-1, self.d_head)) for s, weight in weights.items()}
 
     def forward(self, x, rope, cache=None, anchors=None):
         B, T, _ = x.shape
