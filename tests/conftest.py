@@ -41,6 +41,10 @@ SLOW = {
 }
 
 
+# The files that take longest start first, so that two workers end at about the same time.
+LONGEST = ["test_compile", "test_train", "test_endurance", "test_own_model", "test_bench", "test_analyze", "test_eval"]
+
+
 @pytest.fixture(scope="session")
 def scripts():
     """Runs the repository's scripts quickly: scripts.run("train.py", "--max_steps", 0)."""
@@ -53,6 +57,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    config.option.loadscopereorder = False          # else xdist starts with the files that have the most tests
     config.addinivalue_line("markers", "quick: in less than a minute, for people who hack")
     config.addinivalue_line("markers", "full: slow; runs with --full only")
 
@@ -80,6 +85,7 @@ def is_quick(item):
 
 
 def pytest_collection_modifyitems(config, items):
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
     compared = set()                    # files of which the first equation is quick already
     for item in items:
         equation = item.name.startswith("test_equations") and item.path not in compared

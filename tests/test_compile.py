@@ -11,7 +11,7 @@ from test_models import CASES, build, every_model, need, tokens
 
 import models
 
-OTHERS = [case for case in CASES if case[1]]            # than default settings; of these every second one without --full
+OTHERS = [case for case in CASES if case[1]]            # not default settings: every second one needs --full
 AOT = [pytest.param(*case, marks=[pytest.mark.full] * (case in OTHERS[1::2])) for case in CASES]
 FEW = settings.pairs("COMPILED")
 DEFAULTS = [(name, {}) for name in models.names()]

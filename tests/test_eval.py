@@ -206,8 +206,8 @@ def test_the_harness_own_adapter_agrees(place, tmp_path):
             np.testing.assert_allclose(np.array(found, float), np.array(wanted, float), atol=1e-4)
     results = []
     for lm in (ours, theirs):
-        loaded = TaskManager(include_path=str(place / "tasks"), include_defaults=False).load(["mine"])
-        results.append(harness.lm_eval.evaluate(lm, task_dict=loaded, bootstrap_iters=10)["results"]["mine"])
+        loaded = TaskManager(include_path=str(place / "tasks"), include_defaults=False).load(["small"])
+        results.append(harness.lm_eval.evaluate(lm, task_dict=loaded, bootstrap_iters=10)["results"]["small"])
     assert results[0] == results[1]
 
 
@@ -238,7 +238,7 @@ def place(tmp_path_factory):
         save_run(folder / name, name)
     (folder / "tasks").mkdir()
     (folder / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in ITEMS))
-    for task in ("mine", *(task for task, _ in harness.GROUPS["exo"][1].values())):
+    for task in ("small", *(task for task, _ in harness.GROUPS["exo"][1].values())):
         text = TASK.replace("NAME", task).replace("ITEMS", str(folder / "items.jsonl"))
         (folder / "tasks" / f"{task}.yaml").write_text(text)
     return folder
@@ -251,7 +251,7 @@ def run_eval(place, *words):
 
 
 def test_tables(place):
-    done = run_eval(place, *PAIR, "--tasks", "exo,mine,mqar", "--task_dir", "tasks", "--num_fewshot", "0", "--json",
+    done = run_eval(place, *PAIR, "--tasks", "exo,small,mqar", "--task_dir", "tasks", "--num_fewshot", "0", "--json",
                     "rows.json")
     assert done.returncode == 0, done.stderr
     rows = json.loads((place / "rows.json").read_text())
@@ -265,26 +265,26 @@ def test_tables(place):
             scores = [brute_force(model, context, list(f" {choice}".encode()), 48)[0] for choice in item["choices"]]
             right.append(np.argmax(scores) == item["label"])
             normed.append(np.argmax([s / len(c) for s, c in zip(scores, item["choices"])]) == item["label"])
-        exo, mine = row["tables"]["exo, 0-shot"], row["tables"]["tasks, 0-shot"]
+        exo, small = row["tables"]["exo, 0-shot"], row["tables"]["tasks, 0-shot"]
         error = 100 * np.std(normed, ddof=1) / math.sqrt(12)
-        assert exo["PIQA"] == exo["ARC-c"] == mine["mine acc_norm"] == {"value": pytest.approx(100 * np.mean(normed)),
+        assert exo["PIQA"] == exo["ARC-c"] == small["small acc_norm"] == {"value": pytest.approx(100 * np.mean(normed)),
                                                                         "stderr": pytest.approx(error)}
-        assert exo["Wino."]["value"] == mine["mine acc"]["value"] == pytest.approx(100 * np.mean(right))
+        assert exo["Wino."]["value"] == small["small acc"]["value"] == pytest.approx(100 * np.mean(right))
         assert exo["Avg."]["value"] == pytest.approx((5 * 100 * np.mean(normed) + 100 * np.mean(right)) / 6)
         assert row["step"] == 7 and set(row["tables"]["mqar"]) == {"MQAR 4", "MQAR 8"}
 
 
 @pytest.mark.parametrize("words, message", [
-    ("gpt --tasks mine,nonsense --task_dir tasks",
+    ("gpt --tasks small,nonsense --task_dir tasks",
      "no task 'nonsense' in tasks; groups are exo, sat, mudd, recall and mqar"),
     ("gpt --tasks sat --task_dir tasks", "no task 'wikitext' in tasks"),
-    ("gpt --tasks mine --task_dir nowhere", "--task_dir nowhere is not a folder"),
+    ("gpt --tasks small --task_dir nowhere", "--task_dir nowhere is not a folder"),
     ("gpt --tasks= --task_dir tasks", "no task ''"),
     ("gpt none --tasks mqar", "none/ckpt.pt does not exist"),
-    ("gpt --tasks mine --task_dir tasks --data x", "--data and --tokens are for the validation split"),
-    ("gpt --tasks mine --task_dir tasks --limit 0", "--limit must be at least 1"),
-    ("gpt --tasks mine --num_fewshot -1", "--num_fewshot must be at least 0"),
-    ("gpt --tasks mine --task_dir tasks --seq_len 49", "longer than max_len 48"),
+    ("gpt --tasks small --task_dir tasks --data x", "--data and --tokens are for the validation split"),
+    ("gpt --tasks small --task_dir tasks --limit 0", "--limit must be at least 1"),
+    ("gpt --tasks small --num_fewshot -1", "--num_fewshot must be at least 0"),
+    ("gpt --tasks small --task_dir tasks --seq_len 49", "longer than max_len 48"),
     ("gpt --tasks broken --task_dir broken", "the data of broken cannot be had"),
     ("gpt --tasks worse --task_dir broken", "worse cannot be loaded"),
 ])
@@ -308,7 +308,7 @@ def test_recall_reads_2048_tokens(tmp_path, monkeypatch):
     monkeypatch.setattr(harness, "run_tasks", results)
     for seq_len in (None, 2500):
         args = argparse.Namespace(device="cpu", batch_tokens=100, seq_len=seq_len, num_fewshot=None, limit=None)
-        tables = harness.benchmarks(run, args, ["recall", "exo"], ["mine"], None)
+        tables = harness.benchmarks(run, args, ["recall", "exo"], ["small"], None)
         assert [title for title, _ in tables] == ["recall, 0-shot", "exo, 5-shot", "tasks"]
         assert tables[0][1]["Avg."] == (50, None)
     assert seen == [2048, 3000, 3000, 2500, 2500, 2500]

@@ -69,7 +69,7 @@ def main():
         tried = {name: [(name, m * f, a * g) for f, g in FACTORS[:5 if name in FIRST else 4]] for name in MODELS}
         losses |= losses_of([run for runs in tried.values() for run in runs])
         best = {name: min(runs, key=losses.get)[1:] for name, runs in tried.items()}
-        finals = {f"{name}-seed{seed}": (f"final/{name}-{best[name][0]:g}-{best[name][1]:g}-seed{seed}", name, seed)
+        finals = {f"{name}-seed{seed}": ("final/{:g}-{:g}/".format(*best[name]) + f"{name}-seed{seed}", name, seed)
                   for seed in range(args.seeds) for name in MODELS}
         list(pool.map(lambda task: train(args, *task, *best[task[1]], LONG), finals.values()))
     with open(HERE / "rates.jsonl", "w") as f:
