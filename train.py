@@ -18,7 +18,7 @@ import data_prep
 import models
 import muon
 from nanodepth import presets, record, runs, scoring
-from nanodepth.devices import (Ranks, autocast, flops_per_token, has_bf16, leave_together, machine_errors,
+from nanodepth.devices import (Ranks, autocast, choose_dtype, flops_per_token, leave_together, machine_errors,
                                make_deterministic, peak_bytes, peak_flops)
 from nanodepth.options import Parser, UserError, add_options, check_types, exit_code, pick, user_errors
 from nanodepth.shards import Batches, Data
@@ -174,8 +174,7 @@ def main(argv):
     if options.deterministic:
         make_deterministic()
     ranks = Ranks(options.device)
-    if options.dtype == "auto":
-        options.dtype = "bf16" if has_bf16(ranks.device) else "fp32"
+    options.dtype = choose_dtype(ranks.device, options.dtype)
     if options.compile is None:
         options.compile = ranks.device.type == "cuda"
     folder = data_prep.find_folder(options.data, make=ranks.rank == 0)

@@ -32,6 +32,18 @@ def has_bf16(device):
     return device.type == "cpu" and any(chip.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
 
 
+def choose_dtype(device, dtype):
+    """The dtype of a run, "bf16" or "fp32", for "auto" what suits the chip. With fp32, products on a GPU may be TF32.
+
+    With bf16 they may not: what a model computes in fp32 then wants the digits.
+    """
+    if dtype == "auto":
+        dtype = "bf16" if has_bf16(device) else "fp32"
+    if dtype == "fp32" and device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    return dtype
+
+
 def autocast(device, dtype):
     """The context of forward passes: bf16 over fp32 weights for the dtype "bf16", else nothing."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bf16")
@@ -135,7 +147,6 @@ class Ranks:
             self.world, self.rank = dist.get_world_size(), dist.get_rank()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-            torch.set_float32_matmul_precision("high")                      # TF32 for products of fp32
 
     def wrap(self, model):
         """The model, with gradients that are averaged over the ranks if there are several."""
