@@ -21,8 +21,8 @@ import publish  # noqa: E402
 SYSTEMS = {  # name in the tables: model and its options
     "gpt": "gpt", "gpt-gated": "gpt --gate elementwise", "resformer": "resformer", "exoformer": "exoformer",
     "exoformer-dynamic": "exoformer --mixing dynamic", "exoformer-no-norm": "exoformer --norm_streams none",
-    "satformer": "satformer", "muddformer": "muddformer", "attnres": "attnres", "denseformer": "denseformer", "hyperconnections": "hyperconnections",
-    "hyperconnections-manifold": "hyperconnections --connection manifold"}
+    "satformer": "satformer", "muddformer": "muddformer", "attnres": "attnres", "denseformer": "denseformer",
+    "hyperconnections": "hyperconnections", "hyperconnections-manifold": "hyperconnections --connection manifold"}
 MIXES_NOTHING = ("gpt", "gpt-gated", "satformer")               # no parameter is trained at mix_lr
 DEEP = ("gpt", "satformer", "denseformer", "attnres", "muddformer")
 STEPS, SEEDS, TUNING_SEED = 1000, 3, 100
