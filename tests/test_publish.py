@@ -1,7 +1,10 @@
 """results/publish.py: runs that are made, resumed or left as they are, and what is kept of them."""
 import json
 import math
+import os
+import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -69,3 +72,23 @@ def test_a_failed_run_ends_the_program(tmp_path, monkeypatch):
     monkeypatch.setattr(publish, "script", lambda *args: 2)
     with pytest.raises(SystemExit, match="train.py ended with 2, see .*run.txt"):
         publish.train(tmp_path / "run", "gpt")
+
+
+def test_a_day_on_a_gpu(tmp_path):
+    """results/gpu/day.sh with a python3 that does nothing: all pieces, once; with one that fails: again next time."""
+    python, day = tmp_path / "python3", publish.TOP / "results" / "gpu" / "day.sh"
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SIZE": "tiny", "OUT_DIR": str(tmp_path / "out"),
+           "RUNS": str(tmp_path / "runs")}
+
+    def call(code, **more):
+        python.write_text(f"#!/bin/sh\nexit {code}\n")
+        python.chmod(0o755)
+        done = subprocess.run(["bash", day], capture_output=True, text=True, env={**env, **more}, timeout=240)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert call(0, MINUTES="0") == "no time left before machine: call again\n"
+    failed, passed = (re.findall(rf"^== (\S+): exit {code} after", call(code), re.M) for code in (1, 0))
+    assert set(failed) == set(passed) and len(passed) > 30
+    assert {path.stem for path in (tmp_path / "out").glob("*.ok")} == {"machine", *passed}     # it fails for nothing
+    assert call(0) == f"all pieces tried; results in {tmp_path / 'out'}\n"
