@@ -34,7 +34,7 @@ QUICK = {
 # What only --full runs. Of a test over all models the default run keeps every fifth model, and a user's own.
 SLOW = {
     "test_bench": ["test_compiled"],
-    "test_endurance": ["test_ranks", "test_fuzz", "test_full_disk"],
+    "test_endurance": ["test_ranks", "test_fuzz", "test_full_disk", "test_a_lost_rank"],
     "test_train": ["test_self_report"],
     "test_eval": ["test_generate_until"],
     "test_kern": ["test_compiled_in_bf16_and_fp32"],

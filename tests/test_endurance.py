@@ -15,10 +15,11 @@ def whole(tmp_path_factory):
     return data, endurance.Undisturbed("gpt", data, folder).run
 
 
-def test_kills(tmp_path):
+@pytest.mark.parametrize("n", [4, pytest.param(8, marks=pytest.mark.full)])
+def test_kills(tmp_path, n):
     """SIGKILL at random moments: every checkpoint and the end equal those of the undisturbed run."""
-    counts = endurance.kills(8, 0, tmp_path, [models.names()[0], models.names()[-1]])
-    assert counts["chains"] >= 2 and sum(counts.values()) - counts["chains"] >= 8
+    counts = endurance.kills(n, 0, tmp_path, [models.names()[0], models.names()[-1]])
+    assert counts["chains"] >= 2 and sum(counts.values()) - counts["chains"] >= n
 
 
 def test_ranks(tmp_path):

@@ -6,5 +6,4 @@ CASES = [
 BAD = [
     dict(n_head=5), dict(n_kv_head=3), dict(gate="x"), dict(n_layer=0), dict(d_model=-8),
 ]
-COMPILED = [dict()]
 CHANGED = ("F.silu(self.w_gate(x))", "F.gelu(self.w_gate(x))")
