@@ -1,10 +1,10 @@
 """torch.compile: one graph in forward and backward, one for the decoding step, and the numbers of eager execution.
 
 With backend aot_eager, which traces forward and backward as inductor does and runs the graphs without generating code:
-every default setting and half of the others; with `--full` all. With inductor a few; with `--full` one of each model.
+every default setting and half of the others; with `--full` all. With inductor: the decoding step of one model; with
+`--full` every model.
 """
 import pytest
-import settings
 import torch
 from settings import show
 from test_models import CASES, build, every_model, need, tokens
@@ -13,9 +13,6 @@ import models
 
 OTHERS = [case for case in CASES if case[1]]            # not default settings: every second one needs --full
 AOT = [pytest.param(*case, marks=[pytest.mark.full] * (case in OTHERS[1::2])) for case in CASES]
-FEW = settings.pairs("COMPILED")
-DEFAULTS = [(name, {}) for name in models.names()]
-INDUCTOR = FEW + [pytest.param(*case, marks=pytest.mark.full) for case in DEFAULTS if case not in FEW]
 DECODED = models.names()
 
 
@@ -70,9 +67,11 @@ def test_one_graph_to_decode(name):
     assert len(graphs) == 1
 
 
-@pytest.mark.parametrize("name, options", INDUCTOR, ids=show)
-def test_inductor(name, options):
-    compare(name, options, "inductor")
+@pytest.mark.full
+@every_model
+def test_inductor(name):
+    """In the default run test_train.py compiles a run of some."""
+    compare(name, {}, "inductor")
 
 
 @pytest.mark.parametrize("name", [DECODED[0], *(pytest.param(name, marks=pytest.mark.full) for name in DECODED[1:])])

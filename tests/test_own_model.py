@@ -109,17 +109,14 @@ def try_out(copy, files):
     return printed, seconds
 
 
-def test_one_new_parameter(copy):
-    """The simplest case, in less than a minute; the test prints the line that the docstring lacks."""
-    printed, seconds = try_out(copy, {"mine": with_a_parameter()})
+def test_a_parameter_a_module_and_a_changed_mechanism(copy):
+    """Three at once, in less than a minute; the test prints the line that the first one's docstring lacks."""
+    last = HOUSE[-1]
+    printed, seconds = try_out(copy, {"mine": with_a_parameter(), "mine_module": with_a_module(),
+                                      f"mine_changed_{last}": changed(last)})
     assert seconds < 60
     line = "for its docstring: Changed from gpt.py: Model.__init__, Model.init_weights, Model.forward"
     assert line in " ".join(printed.split())
-
-
-def test_a_new_module_and_a_changed_mechanism(copy):
-    last = HOUSE[-1]
-    try_out(copy, {"mine_module": with_a_module(), f"mine_changed_{last}": changed(last)})
 
 
 @pytest.mark.full

@@ -19,6 +19,7 @@ import torch
 
 import data_prep
 import models
+import settings
 import train
 from nanodepth import runs
 from nanodepth.shards import Batches, Data
@@ -245,8 +246,9 @@ def test_adamw_and_bf16(data, tmp_path):
     assert losses(tmp_path / "a")[-1][1] < 3.3
 
 
-def test_compiled_run(data, tmp_path):
-    small = {**SMALL, "max_steps": 3, "n_layer": 1}
+@pytest.mark.parametrize("name, options", settings.pairs("COMPILED"), ids=settings.show)
+def test_compiled_run(data, tmp_path, name, options):
+    small = {**SMALL, "max_steps": 3, "model": name, **options}
     assert inside(*flags(**small, data=data, out=tmp_path / "eager")) == 0
     assert inside(*flags(**small, data=data, out=tmp_path / "compiled"), "--compile") == 0
     assert np.allclose(losses(tmp_path / "eager"), losses(tmp_path / "compiled"), atol=1e-4)

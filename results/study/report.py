@@ -3,7 +3,6 @@
 Rewrites what stands between <!-- NAME --> and <!-- end --> in README.md, for NAME of main, baselines, depth, claims and
 rates, and draws curves.png and gaps.png. Runs that are not there yet are left out: it can be called at any time.
 """
-import json
 import re
 import sys
 from pathlib import Path
