@@ -100,7 +100,7 @@ def claims_table(strong, plain):
 
 def rates_table():
     tries = {}
-    for run in logs(r"tune-.*"):
+    for run in sorted(logs(r"tune-.*"), key=lambda run: run["run"]):
         system, *rates = re.fullmatch(r"tune-(.*?)-(\d[\d.e-]*)", Path(run["run"]).name).groups()
         tries.setdefault(system, {})[rates[0].replace("-", " ")] = run["val"][-1]["loss"]
     rows = []
