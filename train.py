@@ -19,7 +19,7 @@ import models
 import muon
 from nanodepth import presets, record, runs, scoring
 from nanodepth.devices import (Ranks, autocast, choose_dtype, flops_per_token, leave_together, machine_errors,
-                               make_deterministic, peak_bytes, peak_flops)
+                               peak_bytes, peak_flops)
 from nanodepth.options import Parser, UserError, add_options, check_types, exit_code, pick, user_errors
 from nanodepth.shards import Batches, Data
 
@@ -155,8 +155,9 @@ def train_step(step, model, optimizers, batches, options, ranks, signals):
     return loss, grad_norm, signalled > 0
 
 
-def validate(model, batches, options, ranks, n_tokens):
-    """Scores of n_tokens of the validation split, and learned quantities of the mechanism: a row for the log."""
+def validate(model, batches, options, ranks, last):
+    """Scores of the validation split, and learned quantities of the mechanism: a row for the log."""
+    n_tokens = last and options.final_eval_tokens or options.eval_tokens
     began, context = time.perf_counter(), autocast(ranks.device, options.dtype)
     row = scoring.evaluate(model, batches.val(n_tokens), batches.token_bytes, context, ranks.sum)
     row |= {"eval_s": time.perf_counter() - began, "peak_bytes": peak_bytes(ranks.device)}
@@ -171,17 +172,14 @@ def main(argv):
     """Returns the exit code: 0; 1 if the last checkpoint was not written; 3 if a loss is not finite; 128 + signal."""
     options, config, flags = parse(argv)
     wandb = runs.import_wandb() if options.wandb else None
-    if options.deterministic:
-        make_deterministic()
-    ranks = Ranks(options.device)
+    ranks = Ranks(options.device, options.deterministic)
     options.dtype = choose_dtype(ranks.device, options.dtype)
     if options.compile is None:
         options.compile = ranks.device.type == "cuda"
     folder = data_prep.find_folder(options.data, make=ranks.rank == 0)
     ranks.wait()                                                            # the first rank makes the default data
     data = Data(folder)
-    micro_tokens = getattr(models.module(options.model).Model, "micro_tokens", 32768)       # less if a model keeps much
-    batches = Batches(data, options, ranks, micro_tokens)
+    batches = Batches(data, options, ranks, getattr(models.module(options.model).Model, "micro_tokens", 32768))
 
     model = build_model(options, config, flags, data.vocab_size).to(ranks.device).train()
     if options.compile:
@@ -209,8 +207,7 @@ def main(argv):
     for step in range(run.start, options.max_steps + 1):                    # the last turn validates and saves
         last = step == options.max_steps
         if (last or step % options.eval_every == 0) and step > run.evaluated:
-            n_tokens = last and options.final_eval_tokens or options.eval_tokens
-            row = validate(model, batches, options, ranks, n_tokens)
+            row = validate(model, batches, options, ranks, last)
             run.log("val", step, **row)
             console.validated(step, row)
             if not math.isfinite(row["loss"]):

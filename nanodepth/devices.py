@@ -129,10 +129,13 @@ class Ranks:
     """This process among those that torchrun started; without torchrun it is the only one.
 
     rank: its number, from 0; world: how many there are; parallel: whether torchrun started it, also as the only one;
-    device: its own. UserError for a device that cannot be used and for half of torchrun's environment.
+    device: its own; deterministic: see make_deterministic. UserError for a device that cannot be used and for half of
+    torchrun's environment.
     """
 
-    def __init__(self, device="auto"):
+    def __init__(self, device="auto", deterministic=False):
+        if deterministic:
+            make_deterministic()
         self.rank, self.world, self.parallel = 0, 1, "RANK" in os.environ
         if self.parallel:
             for name in ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
