@@ -270,7 +270,7 @@ class Batches:
     Without --micro_batch a pass has up to micro_tokens tokens. UserError for numbers that do not divide.
     """
 
-    def __init__(self, data, options, ranks, micro_tokens=32768):
+    def __init__(self, data, options, ranks, micro_tokens):
         self.data, self.options, self.ranks = data, options, ranks
         self.n_seq, rest = divmod(options.batch_tokens, options.seq_len)
         if rest or self.n_seq % ranks.world:
