@@ -1,9 +1,11 @@
 """A small run, whole and uninterrupted, and what tests of train.py share."""
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -89,3 +91,19 @@ def inside(*words):
 def start(*words):
     return subprocess.Popen(command("train.py", *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                             env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def combined(heading):
+    """The module that the section of docs/combining.md whose heading starts so makes of a model's file."""
+    section = (ROOT / "docs" / "combining.md").read_text().split(f"\n## {heading}")[1].split("\n## ")[0]
+    origin, patch = re.search(r"`cp (\S+) models/mine.py`.*?```diff\n(.*?)```", section, re.S).groups()
+    text = (ROOT / origin).read_text()
+    for hunk in re.split(r"^@@\n", patch, flags=re.M)[1:]:
+        old, new = ("".join(line[1:] or "\n" for line in hunk.splitlines(keepends=True) if line[0] != sign)
+                    for sign in "+-")
+        assert text.count(old) == 1, f"{origin} has not once, as docs/combining.md says:\n{old}"
+        text = text.replace(old, new)
+    module = types.ModuleType("mine")
+    sys.modules["mine"] = module                            # dataclass looks there
+    exec(compile(text, "mine.py", "exec"), module.__dict__)
+    return module

@@ -6,6 +6,7 @@ from reference import (  # noqa: F401  (float64: autouse)
     GATED, add, compare, depends_on_every_parameter, float64, own_groups, reference_logits, rms, setup, show,
     softmax, sublayer,
 )
+from small import combined
 
 import models
 
@@ -143,3 +144,20 @@ def test_initial_values():
 
 def test_groups():
     assert own_groups(setup("attnres", **OWN)[0]) == (set(), {"depth_attention.query"})
+
+
+def test_with_hyper_connections_as_docs_combine_them():
+    """One stream of numbers that keep all, read all and write all is the residual sum: the additive form."""
+    model, p, c, idx, targets = setup("attnres", **{**OWN, "additive": True, "norm_eps": 1e-12})
+    mine = combined("Manifold-constrained")
+    both = mine.Model(mine.Config(**{k: v for k, v in vars(c).items() if k not in OWN}, connection="static",
+                                  n_streams=1)).double()
+    query = model.depth_attention.query                     # of readers 1 ... 2L - 1; of reader 0 there is none
+    own = {key: x for key, x in model.state_dict().items() if "depth_attention" not in key}
+    with torch.no_grad():
+        missing = both.load_state_dict(own, strict=False).missing_keys
+        assert {key.split(".")[-1] for key in missing} == {"query", "static"}
+        both.blocks[0].query[1] = query[0]
+        for block, rows in zip(both.blocks[1:], query[1:].split(2)):
+            block.query.copy_(rows)
+    assert torch.allclose(both(idx)[0], model(idx)[0], rtol=0, atol=1e-9)

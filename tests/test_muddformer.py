@@ -6,6 +6,7 @@ from reference import (  # noqa: F401  (float64: autouse)
     GATED, add, attend, compare, depends_on_every_parameter, float64, gelu, linear, mlp_sublayer, norm, own_groups,
     project, rms, setup, show,
 )
+from small import combined
 
 import models
 
@@ -123,3 +124,29 @@ def test_initial_values():
 def test_groups():
     mixing = {f"aggregate.weights.{key}" for key in ("a", "w1.weight", "w2.weight")}
     assert own_groups(setup("muddformer", **OWN)[0]) == (set(), mixing)
+
+
+def test_with_value_residuals_as_docs_combine_them():
+    """Mixed with 0 and 1 the values are a layer's own; with 1 and 0 all layers have the first one's."""
+    model, p, c, idx, targets = setup("muddformer", **OWN)
+    mine = combined("MUDDFormer with value")
+    both = mine.Model(mine.Config(**vars(c))).double()
+    assert both.load_state_dict(model.state_dict(), strict=False).missing_keys == [
+        f"blocks.{i}.attn.value_mix" for i in range(1, c.n_layer)]
+    mixes = [block.attn.value_mix for block in both.blocks[1:]]
+    assert all(mix.tolist() == [0.5, 0.5] for mix in mixes)
+    seen = []
+    hooks = [block.attn.wo.register_forward_hook(lambda m, inputs, y: seen.append(inputs[0])) for block in both.blocks]
+    with torch.no_grad():
+        for own in (1.0, 0.0):
+            for mix in mixes:
+                mix.copy_(torch.tensor([1 - own, own]))
+            logits = both(idx)[0]
+            assert torch.allclose(logits, model(idx)[0], rtol=0, atol=1e-12) == (own == 1)
+    first = [y[:, 0] for y in seen[-c.n_layer:]]            # token 0 attends to itself: its values
+    assert all(torch.allclose(y, first[0], rtol=0, atol=1e-12) for y in first)
+    for hook in hooks:
+        hook.remove()
+    cache = mine.Cache(both, 2, 7)
+    steps = torch.cat([both(idx[:, t:t + 1], cache=cache)[0] for t in range(7)], dim=1)
+    assert torch.allclose(steps, logits, atol=1e-10)

@@ -98,7 +98,7 @@ full && piece memory bash -c memory
 bench mudd-405m 16 muddformer attnres denseformer hyperconnections hyperconnections:connection=manifold
 full && piece tests python3 -m pytest -q -n 8 --dist loadfile
 for seed in 0 1; do study $seed gpt "gpt --gate elementwise" resformer exoformer satformer muddformer attnres denseformer; done
-bench exo-450m 16 exoformer:mixing=dynamic attnres kern geonorm
+bench exo-450m 16 exoformer:mixing=dynamic attnres speedrun cla kern muddmoe geonorm
 bench exo-450m 2 sas dape sambay
 for model in $models; do piece first-$model bash -c "first_steps $model"; done
 full && piece decode python3 bench.py --preset exo-450m --models sambay --decode 1024 8192 32768 --json $out/decode.json

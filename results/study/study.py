@@ -23,8 +23,12 @@ SYSTEMS = {  # name in the tables: model and its options
     "gpt": "gpt", "gpt-gated": "gpt --gate elementwise", "resformer": "resformer", "exoformer": "exoformer",
     "exoformer-dynamic": "exoformer --mixing dynamic", "exoformer-no-norm": "exoformer --norm_streams none",
     "satformer": "satformer", "muddformer": "muddformer", "attnres": "attnres", "denseformer": "denseformer",
-    "hyperconnections": "hyperconnections", "hyperconnections-manifold": "hyperconnections --connection manifold"}
-MIXES_NOTHING = ("gpt", "gpt-gated", "satformer")               # no parameter is trained at mix_lr
+    "hyperconnections": "hyperconnections", "hyperconnections-manifold": "hyperconnections --connection manifold",
+    "speedrun": "speedrun", "muddformer-trimmed": "muddformer --last_k 2 --streams vr",
+    "attnres-additive": "attnres --additive", "hyperconnections-lite": "hyperconnections --connection lite",
+    "cla": "cla", "kern": "kern", "muddmoe": "muddmoe"}
+MIXES_NOTHING = ("gpt", "gpt-gated", "satformer", "cla")        # no parameter is trained at mix_lr
+STRONG_ONLY = ("speedrun", "muddformer-trimmed", "attnres-additive", "hyperconnections-lite", "cla", "kern", "muddmoe")
 DEEP = ("gpt", "satformer", "denseformer", "attnres", "muddformer")
 STEPS, SEEDS, TUNING_SEED = 1000, 3, 100
 RATES = ((0.005, 0.024, 0.002), (0.01, 0.024, 0.002), (0.005, 0.012, 0.002), (0.005, 0.048, 0.002))  # muon, adamw, mix
@@ -99,9 +103,9 @@ def main():
                     name = f"{system}-layers{n_layer}-seed{seed}"
                     train(Run(name, system, seed, best[system], more=dict(n_layer=n_layer)), args)
     if "plain" in args.stages:
-        rates = {system: best_rates(system, args, plain=True) for system in args.systems}
+        rates = {system: best_rates(system, args, plain=True) for system in args.systems if system not in STRONG_ONLY}
         for seed in range(2):
-            for system in args.systems:
+            for system in rates:
                 train(Run(f"plain-{system}-seed{seed}", system, seed, rates[system]), args)
 
 
