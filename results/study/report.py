@@ -27,7 +27,8 @@ CLAIMS = (  # the first has the lower loss, says
     ("hyperconnections-manifold", "gpt", "Attention Residuals, ablations"),
     ("attnres", "hyperconnections-manifold", "Attention Residuals, ablations"),
     ("speedrun", "gpt", "nanochat; modded-nanogpt, record 11"),
-    ("muddformer-trimmed", "gpt", "modded-nanogpt, record 81"), ("attnres-additive", "gpt", "Delta Attention Residuals"),
+    ("muddformer-trimmed", "gpt", "modded-nanogpt, record 81"),
+    ("attnres-additive", "gpt", "Delta Attention Residuals"),
     ("attnres-additive", "attnres", "Delta Attention Residuals"), ("muddmoe", "kern", "MUDDFormer, figure 5"))
 
 
