@@ -63,7 +63,7 @@ first_steps() { # MODEL: five steps compiled on this device, and eager in fp32 o
 
 bench() {       # PRESET BATCH MODEL...: one model beside gpt, in one piece each
     local preset=$1 shape="--batch $2 --rounds 5 --new_tokens 64" model
-    full || shape="--batch 2 --rounds 2 --new_tokens 4 --n_layer 2 --d_model 64 --n_head 2 --d_ff 128 --vocab_size 512 --seq_len 64"
+    full || shape="--batch 2 --rounds 2 --new_tokens 4 --n_layer 4 --d_model 64 --n_head 2 --d_ff 128 --vocab_size 512 --seq_len 64"
     shift 2
     for model in "$@"; do
         piece "bench-$preset-${model//[:=]/-}" python3 bench.py --preset $preset --models $model --bytes $shape \
