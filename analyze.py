@@ -76,8 +76,8 @@ def probe(args):
     device, found = find_device(args.device), {}
     for run, name in zip(args.runs, names):
         found[name] = measure(run, args, device)
-        print(f"{name}: {found[name]['model']}, loss {found[name]['loss']:.4f} on {found[name]['tokens']:,} tokens",
-              flush=True)
+        print(f"{name}: {found[name]['model']}, loss {found[name]['loss']:.4f} on {found[name]['tokens']:,} tokens; "
+              f"{copied(**found[name]['copying'])}", flush=True)
         if found[name].get("depth") == {}:
             print(f"analyze.py: {name}: no depth matrix: its blocks do not read the sum of outputs that was expected; "
                   f"depth_matrix in probes/{found[name]['model']}.py can say what they read", file=sys.stderr)
@@ -89,6 +89,12 @@ def probe(args):
         runs.write_text(args.out / f"{name}.json", json.dumps(numbers) + "\n")
         runs.write_text(args.out / f"maps-{name}.json", json.dumps({"maps": maps[name]}) + "\n")
     save(probe_pictures(found, maps), args.out)
+
+
+def copied(repeated, others, share):
+    """record.copying() in words; a text without a repetition has no loss of them."""
+    return f"{repeated:.4f} on the {share:.0%} that could be copied, {others:.4f} on the others" if share else \
+        "nothing could be copied"
 
 
 def measure(run, args, device):

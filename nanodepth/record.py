@@ -311,6 +311,29 @@ def loss_of(model, batches):
     return nats / sum(len(idx) for idx, _ in batches)
 
 
+def repeated(idx, targets):
+    """(B, T) bool: where the same token followed the same token before in its row, so that it could be copied."""
+    pairs = torch.stack((idx, targets), dim=-1)
+    return (pairs[:, :, None] == pairs[:, None]).all(-1).tril(-1).any(-1)
+
+
+@torch.no_grad()
+def copying(model, batches):
+    """Mean loss, in nats, of the targets that repeated() finds and of all others, and the share of the first.
+
+    A model without induction heads (arXiv:2209.11895) has not learned to copy: the two are close.
+    """
+    nats, count = [0.0, 0.0], [0, 0]
+    for idx, targets in batches:
+        seen = repeated(idx, targets)
+        for i, mask in enumerate((seen & (targets >= 0), ~seen & (targets >= 0))):
+            if n := int(mask.sum()):
+                nats[i] += model(idx, targets.where(mask, -1))[1].item() * n
+                count[i] += n
+    means = [a / n if n else None for a, n in zip(nats, count)]
+    return {"repeated": means[0], "others": means[1], "share": count[0] / sum(count)}
+
+
 def part(means, kind):
     """{name: tensor} of all means called kind.name."""
     return {name.split(".")[1]: x for name, x in means.items() if name.startswith(f"{kind}.")}
@@ -352,5 +375,6 @@ def measure(model, batches, quiet_ids=None, probe=None):
     out |= {kind: lists(means, kind) for kind in ("adjacent", "depth", "values")}
     if not out["depth_error"] <= 1e-3:                      # what is read is no such sum of outputs
         out["depth"] = {}
+    out["copying"] = copying(model, batches)
     out |= probes.absent() | getattr(probe, "numbers", nothing)(model, means, batches, quiet_ids)
     return {**out, "maps": attention_maps(model, batches[0][0][:1, :32])}

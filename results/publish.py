@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TOP))
+from nanodepth import record, runs, shards  # noqa: E402
 
 
 def script(log, name, *words):
@@ -46,6 +48,14 @@ def train(run, model, *words, **options):
         if code not in (0, 3):                                              # 3: the loss is not finite
             sys.exit(f"{run}: train.py ended with {code}, see {run}.txt")
     return final_loss(run)
+
+
+def copying(run):
+    """record.copying() of a finished run on the tokens of its validations, in fp32."""
+    model, config = runs.load(run)
+    options = config["options"]
+    return record.copying(model, shards.run_data(run, config).val_batches(
+        options["eval_tokens"], 16, options["seq_len"]))
 
 
 def publish(run, to, out, data="data/wiki"):

@@ -139,7 +139,7 @@ def test_full_stops_and_newlines_are_quiet(trained, monkeypatch):
 
     def measure(model, batches, quiet, probe):
         seen.append(sorted(quiet.tolist()))
-        return {"loss": 1.0, "tokens": 1, "maps": []}
+        return {"loss": 1.0, "tokens": 1, "copying": dict(repeated=None, others=1.0, share=0), "maps": []}
     monkeypatch.setattr(record, "measure", measure)
     monkeypatch.setattr(analyze, "save", lambda figures, out: None)
     monkeypatch.chdir(folder)

@@ -284,3 +284,27 @@ def test_hooks_go_also_after_an_error():
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     with record.replaced({model.embed: torch.zeros_like}):
         assert passed(model).reads[0].abs().max() == 0
+
+
+def test_copying_against_loops():
+    """A table of next-token logits, tokens of three kinds: what followed before in the row, by a set of its pairs."""
+    table = torch.randn(3, 3)
+
+    def model(idx, targets):
+        return None, F.cross_entropy(table[idx].flatten(0, 1), targets.flatten(), ignore_index=-1)
+    rows = torch.randint(3, (4, 10))
+    idx, targets = rows[:, :-1], rows[:, 1:].clone()
+    targets[3, 5:] = -1
+    losses = {True: [], False: []}
+    for row, after in zip(idx.tolist(), targets.tolist()):
+        seen = set()
+        for a, b in zip(row, after):
+            if b >= 0:
+                losses[(a, b) in seen].append(-table[a].log_softmax(-1)[b].item())
+            seen.add((a, b))
+    found = record.copying(model, [(idx[:2], targets[:2]), (idx[2:], targets[2:])])
+    assert min(map(len, losses.values())) > 3
+    assert found == {"repeated": pytest.approx(sum(losses[True]) / len(losses[True])),
+                     "others": pytest.approx(sum(losses[False]) / len(losses[False])),
+                     "share": len(losses[True]) / 32}
+    assert record.copying(model, [(idx[:, :1], targets[:, :1])])["repeated"] is None

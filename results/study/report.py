@@ -1,12 +1,14 @@
 """Tables and pictures of this folder's README, from logs/: python results/study/report.py
 
-Rewrites what stands between <!-- NAME --> and <!-- end --> in README.md, for NAME of main, baselines, depth, claims and
-rates, and draws curves.png, curves-page2.png and gaps.png. Runs that are not there yet are left out: it can be called
-at any time.
+Rewrites what stands between <!-- NAME --> and <!-- end --> in README.md, for NAME of main, copying, baselines, depth,
+claims and rates, and draws curves.png, curves-page2.png and gaps.png. Runs that are not there yet are left out: it can
+be called at any time.
 """
+import json
 import re
 import sys
 from pathlib import Path
+from statistics import mean
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
@@ -49,8 +51,13 @@ def final_gaps(some, base):
 
 
 def gap(some, base):
-    """Difference of the final losses with its interval, as text; and its sign: -1 or 1 outside of the noise, else 0."""
-    value, half = curves.interval(final_gaps(some, base))
+    """spelled() of the differences of the final losses."""
+    return spelled(final_gaps(some, base))
+
+
+def spelled(differences):
+    """Their mean with its interval, as text; and its sign: -1 or 1 outside of the noise, else 0."""
+    value, half = curves.interval(differences)
     if half is None:
         return "" if value is None else f"{value:+.4f}", None
     return f"{value:+.4f} ± {half:.4f}", 0 if abs(value) <= half else -1 if value < 0 else 1
@@ -69,6 +76,23 @@ def main_table(strong):
         rows.append([f"`{name}`", str(len(runs)), f"{saved['loss']:.4f}", *cells])
     return markdown(["system", "seeds", "final loss", "difference to gpt (95%)", "tokens gpt needs", "saving in tokens",
                      "time per step, gpt = 1", "saving in time"], rows)
+
+
+def copied(runs):
+    """{seed: record.copying()} of the runs that have it."""
+    found = {run["seed"]: Path(run["run"]) / "copying.json" for run in runs}
+    return {seed: json.loads(file.read_text()) for seed, file in found.items() if file.exists()}
+
+
+def copying_table(strong):
+    """The final losses taken apart: tokens that could be copied from the window, and all others."""
+    rows, base = [], copied(strong["gpt"])
+    for name, parts in ((name, copied(runs)) for name, runs in strong.items()):
+        if parts:
+            rows.append([f"`{name}`", ", ".join(f"{x['repeated']:.2f}" for x in parts.values()),
+                         f"{mean(x['others'] for x in parts.values()):.4f}", "" if name == "gpt" else
+                         spelled([parts[seed]["others"] - base[seed]["others"] for seed in parts if seed in base])[0]])
+    return markdown(["system", "copied, each seed", "others, mean", "others: difference to gpt (95%)"], rows)
 
 
 def baseline_table(strong, plain):
@@ -131,8 +155,8 @@ def main():
     strong, plain = groups(), groups("plain-")
     tables = {"rates": rates_table}
     if "gpt" in strong:
-        tables |= {"main": lambda: main_table(strong), "depth": lambda: depth_table(strong),
-                   "claims": lambda: claims_table(strong, plain)}
+        tables |= {"main": lambda: main_table(strong), "copying": lambda: copying_table(strong),
+                   "depth": lambda: depth_table(strong), "claims": lambda: claims_table(strong, plain)}
         draw = pictures.curve_pages("curves", curves.summarise(strong, "gpt"), strong, "gpt")
         list(pictures.save({**draw, "gaps": lambda: gaps_picture(strong, plain)}, HERE))
     if "gpt" in plain:
