@@ -1,6 +1,7 @@
 """Devices: which one, what it can do, how much it holds, and the processes that share the work."""
 import errno
 import os
+import re
 import resource
 import sys
 import time
@@ -147,6 +148,9 @@ def machine_errors(advice):
             raise UserError(f"{e.filename}: {e.strerror}") from None
         if isinstance(e, dist.DistError) or "/gloo/" in str(e):
             raise UserError(f"another rank is gone: stopped; go on with --resume ({one_line(e)})", code=1) from None
+        if cut_off := re.search(r"(\S+\.so): file too short", str(e)):
+            raise UserError(f"{cut_off[1]}, made by the compiler, is cut off, since a compilation was killed: delete it "
+                            "and start again") from None
         if "does not have a deterministic implementation" in str(e):
             raise UserError(f"{str(e).split(',')[0]}: leave out --deterministic") from None
         raise

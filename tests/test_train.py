@@ -1,5 +1,6 @@
 """The train loop: log, resume, signals, full disk, bad input."""
 import base64
+import ctypes
 import json
 import math
 import os
@@ -224,6 +225,14 @@ def test_deterministic(whole, data, tmp_path):
             "with machine_errors('x'): torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))")
     done = process([sys.executable, "-c", code], cwd=ROOT)
     assert "UserError: put_ does not have a deterministic implementation: leave out" in done.stderr, done.stderr
+
+
+def test_a_compiled_file_that_a_kill_cut_off(tmp_path):
+    """The compiler would load it again and again."""
+    (tmp_path / "kernel.so").write_bytes(b"\x7fELF")
+    message = r"kernel.so, made by the compiler, .*: delete it and start"
+    with pytest.raises(options.UserError, match=message), devices.machine_errors(""):
+        ctypes.CDLL(str(tmp_path / "kernel.so"))
 
 
 def test_eval_and_sample(whole, data, scripts, tmp_path):
