@@ -149,8 +149,8 @@ def machine_errors(advice):
         if isinstance(e, dist.DistError) or "/gloo/" in str(e):
             raise UserError(f"another rank is gone: stopped; go on with --resume ({one_line(e)})", code=1) from None
         if cut_off := re.search(r"(\S+\.so): file too short", str(e)):
-            raise UserError(f"{cut_off[1]}, made by the compiler, is cut off, since a compilation was killed: delete it "
-                            "and start again") from None
+            raise UserError(f"{cut_off[1]}, made by the compiler, is cut off, since a compilation was killed: delete "
+                            "it and start again") from None
         if "does not have a deterministic implementation" in str(e):
             raise UserError(f"{str(e).split(',')[0]}: leave out --deterministic") from None
         raise
