@@ -209,7 +209,12 @@ def interval(values):
     """(mean, half of its 95% interval by Student's t) of a sample; None for what it is too small for."""
     if len(values) < 2:
         return (values[0] if values else None), None
-    return mean(values), T95[min(len(values) - 1, len(T95)) - 1] * stdev(values) / math.sqrt(len(values))
+    return mean(values), t95(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+
+
+def t95(degrees):
+    """The 97.5% quantile of Student's t; above 30 degrees of freedom that of 30."""
+    return T95[min(degrees, len(T95)) - 1]
 
 
 # ------------------------------------------------------------------------------------------------ tokens and time saved

@@ -3,7 +3,9 @@ import json
 import math
 import os
 import re
+import runpy
 import shutil
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -100,3 +102,31 @@ def test_fill(tmp_path):
     publish.fill(readme, x=publish.markdown(["a", "b"], [["1", "\\2"]]), missing="nowhere")
     new = "| a | b |\n| --- | --- |\n| 1 | \\2 |\n"
     assert readme.read_text() == f"one\n<!-- x -->\n{new}<!-- end -->\ntwo\n<!-- y -->\nkept\n<!-- end -->\n"
+
+
+@pytest.fixture(scope="module")
+def report():
+    return runpy.run_path(str(Path(publish.__file__).parent / "study" / "report.py"))
+
+
+def test_noise_of_the_study_is_that_of_a_randomised_block_design(report):
+    losses = {"gpt": {0: 4.0, 1: 4.3, 2: 4.2}, "resformer": {0: 3.9, 1: 4.25, 2: 4.0}, "cla": {0: 4.1, 1: 4.2, 2: 4.3}}
+    table = [list(at.values()) for at in losses.values()]
+    center = statistics.mean(sum(table, []))
+    rest = [x - statistics.mean(row) - statistics.mean(column) + center
+            for row in table for x, column in zip(row, zip(*table))]
+    sd, degrees = report["noise"](losses)
+    assert degrees == 4 and sd == pytest.approx(math.sqrt(sum(x * x for x in rest) / 4))
+    value, half = report["difference"](losses, "resformer", "gpt")
+    assert value == pytest.approx(-0.35 / 3) and half == pytest.approx(2.776 * sd * math.sqrt(2 / 3))
+    assert report["gap"](losses, "resformer") == (f"{value:+.4f} ± {half:.4f}", -1 if abs(value) > half else 0)
+    losses["satformer"] = {0: 3.8}                      # one run: its mean takes it, yet its difference has an interval
+    assert report["noise"](losses) == (pytest.approx(sd), 4)
+    value, half = report["difference"](losses, "satformer", "gpt")
+    assert value == pytest.approx(-0.2) and half == pytest.approx(2.776 * sd * math.sqrt(2))
+    assert report["difference"](losses, "kern", "gpt") is None and report["gap"](losses, "gpt") == ("", None)
+
+
+def test_noise_needs_two_systems_with_two_seeds(report):
+    assert report["noise"]({"gpt": {0: 4.0, 1: 4.3}}) == (None, 0)
+    assert report["gap"]({"gpt": {0: 4.0}, "resformer": {0: 3.9}}, "resformer") == ("-0.1000", None)

@@ -1,14 +1,17 @@
 """Tables and pictures of this folder's README, from logs/: python results/study/report.py
 
-Rewrites what stands between <!-- NAME --> and <!-- end --> in README.md, for NAME of main, copying, baselines, depth,
+Rewrites what stands between <!-- NAME --> and <!-- end --> in README.md, for NAME of main, saving, baselines, depth,
 claims and rates, and draws curves.png, curves-page2.png and gaps.png. Runs that are not there yet are left out: it can
 be called at any time.
 """
 import json
+import math
 import re
 import sys
 from pathlib import Path
 from statistics import mean
+
+import numpy as np
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
@@ -46,80 +49,111 @@ def groups(prefix="", suffix="", systems=SYSTEMS):
     return {name: runs for name, runs in found.items() if runs}
 
 
-def final_gaps(some, base):
-    return curves.gaps(some, base, curves.curve(some)[-1][0])
+def final(each):
+    """{system: {seed: final loss}} of groups()."""
+    return {name: {run["seed"]: run["val"][-1]["loss"] for run in runs} for name, runs in each.items()}
 
 
-def gap(some, base):
-    """spelled() of the differences of the final losses."""
-    return spelled(final_gaps(some, base))
+def copied(each):
+    """{system: {seed: record.copying()}} of the runs that have it."""
+    found = {name: {run["seed"]: Path(run["run"]) / "copying.json" for run in runs} for name, runs in each.items()}
+    read = {name: {seed: json.loads(file.read_text()) for seed, file in files.items() if file.exists()}
+            for name, files in found.items()}
+    return {name: parts for name, parts in read.items() if parts}
 
 
-def spelled(differences):
-    """Their mean with its interval, as text; and its sign: -1 or 1 outside of the noise, else 0."""
-    value, half = curves.interval(differences)
+def noise(losses):
+    """(standard deviation of one run, degrees of freedom): what a mean per system and one per seed leave of the losses.
+
+    losses: {system: {seed: loss}}. This is a randomised block design: the seeds, hence the batches, are the blocks, and
+    all systems share one standard deviation, which three seeds of one system alone would leave almost unknown.
+    """
+    rows = [(system, seed, loss) for system, at in losses.items() for seed, loss in at.items()]
+    names, seeds = ([row[i] for row in rows] for i in (0, 1))
+    design = np.array([[system == name for name in losses] + [seed == s for s in sorted(set(seeds))]
+                       for system, seed in zip(names, seeds)], dtype=float)
+    y = np.array([loss for *_, loss in rows])
+    left = len(y) - np.linalg.matrix_rank(design)
+    rest = y - design @ np.linalg.lstsq(design, y, rcond=None)[0]
+    return (math.sqrt(rest @ rest / left) if left else None), int(left)
+
+
+def difference(losses, a, b):
+    """(mean difference of a to b over the seeds that both have, half of its 95% interval by noise()); None if none."""
+    gaps = [loss - losses[b][seed] for seed, loss in losses.get(a, {}).items() if seed in losses.get(b, {})]
+    if not gaps:
+        return None
+    sd, left = noise(losses)
+    return mean(gaps), None if sd is None else curves.t95(left) * sd * math.sqrt(2 / len(gaps))
+
+
+def gap(losses, a, b="gpt"):
+    """difference() as text, and its sign: -1 or 1 outside of the noise, else 0."""
+    value, half = difference(losses, a, b) or (None, None)
+    if a == b or value is None:
+        return "", None
     if half is None:
-        return "" if value is None else f"{value:+.4f}", None
+        return f"{value:+.4f}", None
     return f"{value:+.4f} ± {half:.4f}", 0 if abs(value) <= half else -1 if value < 0 else 1
 
 
 def main_table(strong):
-    lengths = [runs for runs in (logs(rf"gpt-{steps}-seed\d+") for steps in (500, 1500, 2000)) if runs]
-    rows = []
-    for name, runs in strong.items():
-        saved, cells = curves.saving(runs, [strong["gpt"], *lengths]), [""] * 5
-        if name != "gpt":
-            cells = [gap(runs, strong["gpt"])[0], "not in reach", "-", f"{saved['cost']:.2f}", "-"]
-            if saved["saving"]:
-                cells[1:3] = f"{saved['baseline_tokens'] / 1e6:.2f}M", f"{saved['saving']:.2f}x"
-                cells[4] = f"{saved['saving_in_time']:.2f}x"
-        rows.append([f"`{name}`", str(len(runs)), f"{saved['loss']:.4f}", *cells])
-    return markdown(["system", "seeds", "final loss", "difference to gpt (95%)", "tokens gpt needs", "saving in tokens",
-                     "time per step, gpt = 1", "saving in time"], rows)
+    losses, parts = final(strong), copied(strong)
+    others = {name: {seed: part["others"] for seed, part in at.items()} for name, at in parts.items()}
+    return markdown(["system", "seeds", "final loss", "difference to gpt (95%)", "not copied: difference to gpt (95%)",
+                     "copied, loss of each seed"],
+                    [[f"`{name}`", str(len(at)), f"{mean(at.values()):.4f}", gap(losses, name)[0], gap(others, name)[0],
+                      ", ".join(f"{part['repeated']:.2f}" for part in parts.get(name, {}).values())]
+                     for name, at in losses.items()])
 
 
-def copied(runs):
-    """{seed: record.copying()} of the runs that have it."""
-    found = {run["seed"]: Path(run["run"]) / "copying.json" for run in runs}
-    return {seed: json.loads(file.read_text()) for seed, file in found.items() if file.exists()}
+def speeds():
+    """{system: speed of its training step over gpt's} from bench.json, which bench.py wrote at the study's shape."""
+    rows = {row["model"]: row for row in json.loads((HERE / "bench.json").read_text())["models"]}
+    specs = {name: re.sub(r" --(\w+)(?: (\w+))?", lambda found: f":{found[1]}={found[2] or 'true'}", words)
+             for name, words in SYSTEMS.items()}
+    rows = {model: (row, rows[row["against"]]) for model, row in rows.items()}
+    return {name: rows[spec][0]["step_ratio"][0] * rows[spec][1]["tokens_per_s"] / rows["gpt"][0]["tokens_per_s"]
+            for name, spec in specs.items() if spec in rows}
 
 
-def copying_table(strong):
-    """The final losses taken apart: tokens that could be copied from the window, and all others."""
-    rows, base = [], copied(strong["gpt"])
-    for name, parts in ((name, copied(runs)) for name, runs in strong.items()):
-        if parts:
-            rows.append([f"`{name}`", ", ".join(f"{x['repeated']:.2f}" for x in parts.values()),
-                         f"{mean(x['others'] for x in parts.values()):.4f}", "" if name == "gpt" else
-                         spelled([parts[seed]["others"] - base[seed]["others"] for seed in parts if seed in base])[0]])
-    return markdown(["system", "copied, each seed", "others, mean", "others: difference to gpt (95%)"], rows)
+def saving_table(strong):
+    """The tokens that gpt needs for the same loss, and the same charged by the time of a step."""
+    lengths = [strong["gpt"], *(logs(rf"gpt-{steps}-seed\d+") for steps in (500, 1500, 2000))]
+    ends, rows, speed = [curves.curve(runs)[-1] for runs in lengths if runs], [], speeds()
+    for name, runs in ((name, runs) for name, runs in strong.items() if name != "gpt"):
+        tokens, loss = curves.curve(runs)[-1]
+        needed = curves.tokens_needed(ends, loss)
+        cells = ["not in reach", ""] if needed is None else [f"{needed / 1e6:.2f}M", f"{needed / tokens:.2f}x"]
+        cells.append(f"{1 / speed[name]:.2f}" if name in speed else "")
+        cells.append(f"{needed / tokens * speed[name]:.2f}x" if needed and name in speed else "")
+        rows.append([f"`{name}`", *cells])
+    return markdown(["system", "tokens gpt needs", "saving in tokens", "time of a step, gpt = 1", "saving in time"],
+                    rows)
 
 
 def baseline_table(strong, plain):
-    def to_gpt(name, each):
-        return "" if name == "gpt" or name not in each or "gpt" not in each else gap(each[name], each["gpt"])[0]
-
+    strong, plain = final(strong), final(plain)
     return markdown(["system", "strong recipe: difference to gpt (95%)", "plain recipe: the same", "final loss, plain"],
-                    [[f"`{name}`", to_gpt(name, strong), to_gpt(name, plain), f"{curves.curve(runs)[-1][1]:.4f}"]
-                     for name, runs in plain.items()])
+                    [[f"`{name}`", gap(strong, name)[0], gap(plain, name)[0], f"{mean(at.values()):.4f}"]
+                     for name, at in plain.items()])
 
 
 def depth_table(strong):
     at = {6: groups(suffix="-layers6", systems=DEEP), 12: strong, 24: groups(suffix="-layers24", systems=DEEP)}
+    at = {n: final(each) for n, each in at.items()}
 
-    def cell(name, each):
-        if name not in each or "gpt" not in each:
-            return ""
-        return f"{curves.curve(each[name])[-1][1]:.4f}" if name == "gpt" else gap(each[name], each["gpt"])[0]
+    def cell(name, losses):
+        return f"{mean(losses[name].values()):.4f}" if name == "gpt" and name in losses else gap(losses, name)[0]
 
-    rows = [[f"`{name}`", *(cell(name, each) for each in at.values())] for name in DEEP]
-    return markdown(["system", *(f"{n} layers" for n in at)], rows)
+    return markdown(["system", *(f"{n} layers" for n in at)],
+                    [[f"`{name}`", *(cell(name, losses) for losses in at.values())] for name in DEEP])
 
 
 def claims_table(strong, plain):
     words, rows = {-1: "holds", 0: "unresolved", 1: "reversed", None: ""}, []
     for a, b, source in CLAIMS:
-        cells = [gap(each[a], each[b]) if a in each and b in each else ("", None) for each in (strong, plain)]
+        cells = [gap(final(each), a, b) for each in (strong, plain)]
         rows.append([f"`{a}` below `{b}`", source, *(word for text, sign in cells for word in (text, words[sign]))])
     return markdown(["claim", "by", "strong recipe", "", "plain recipe", ""], rows)
 
@@ -139,11 +173,11 @@ def rates_table():
 def gaps_picture(strong, plain):
     """Differences to gpt with their intervals, of both recipes."""
     (fig, ((ax,),)), names = pictures.figure(1, 1, (7, 4)), [name for name in strong if name != "gpt"]
-    for shift, (label, each) in zip((-0.15, 0.15), (("strong recipe", strong), ("plain recipe", plain))):
-        at = [i for i, name in enumerate(names) if name in each and "gpt" in each]
-        found = [curves.interval(final_gaps(each[names[i]], each["gpt"])) for i in at]
-        ax.errorbar([gap for gap, _ in found], [i + shift for i in at], xerr=[half or 0 for _, half in found], fmt="o",
-                    capsize=3, label=label)
+    for shift, (label, each) in zip((-0.15, 0.15), (("strong recipe", final(strong)), ("plain recipe", final(plain)))):
+        found = {i: difference(each, name, "gpt") for i, name in enumerate(names)}
+        found = {i: both for i, both in found.items() if both}
+        ax.errorbar([gap for gap, _ in found.values()], [i + shift for i in found], fmt="o", capsize=3, label=label,
+                    xerr=[half or 0 for _, half in found.values()])
     ax.axvline(0, color="black", lw=0.8)
     ax.set(yticks=range(len(names)), yticklabels=names, xlabel="final loss minus gpt's of the same recipe, nats (95%)")
     ax.invert_yaxis()
@@ -155,10 +189,12 @@ def main():
     strong, plain = groups(), groups("plain-")
     tables = {"rates": rates_table}
     if "gpt" in strong:
-        tables |= {"main": lambda: main_table(strong), "copying": lambda: copying_table(strong),
-                   "depth": lambda: depth_table(strong), "claims": lambda: claims_table(strong, plain)}
+        tables |= {"main": lambda: main_table(strong), "depth": lambda: depth_table(strong),
+                   "claims": lambda: claims_table(strong, plain)}
         draw = pictures.curve_pages("curves", curves.summarise(strong, "gpt"), strong, "gpt")
         list(pictures.save({**draw, "gaps": lambda: gaps_picture(strong, plain)}, HERE))
+    if (HERE / "bench.json").exists():
+        tables["saving"] = lambda: saving_table(strong)
     if "gpt" in plain:
         tables["baselines"] = lambda: baseline_table(strong, plain)
     fill(HERE / "README.md", **{name: make() for name, make in tables.items()})
