@@ -217,7 +217,7 @@ def t95(degrees):
     return T95[min(degrees, len(T95)) - 1]
 
 
-# ------------------------------------------------------------------------------------------------ tokens and time saved
+# --------------------------------------------------------------------------------------------------------- tokens saved
 
 
 def tokens_needed(ends, loss):
@@ -232,28 +232,6 @@ def tokens_needed(ends, loss):
         return math.exp(points[0][0])
     at = crossing(points, loss)
     return None if at is None else math.exp(at)
-
-
-def ms_per_token(some):
-    """Median time of a training step of these runs, in milliseconds per token; without validations and compiling."""
-    return median(1000 / row["tok_s"] for run in some for row in run["train"])
-
-
-def saving(some, baselines):
-    """What a system saves against a baseline trained to several lengths, at the loss that the system ends with.
-
-    some: the runs of the system. baselines: [runs of the baseline of one length], in any order. Losses are means over
-    the seeds. Returns {"tokens", "loss"} of the system, {"baseline_tokens"} for the same loss (tokens_needed), their
-    ratio {"saving"}, {"cost"}, the system's time per token over the baseline's, and {"saving_in_time"}, the saving
-    over the cost: the time that the baseline trains over the time that the system trains. The first, the saving and
-    the saving in time are None outside of the measured lengths.
-    """
-    tokens, loss = curve(some)[-1]
-    needed = tokens_needed([curve(group)[-1] for group in baselines], loss)
-    cost = ms_per_token(some) / ms_per_token([run for group in baselines for run in group])
-    return {"tokens": tokens, "loss": loss, "baseline_tokens": needed, "cost": cost,
-            "saving": None if needed is None else needed / tokens,
-            "saving_in_time": None if needed is None else needed / tokens / cost}
 
 
 # --------------------------------------------------------------------------------------------------------------- tables

@@ -1,5 +1,4 @@
-"""curves.py: systems, intervals and savings against numbers by hand."""
-import json
+"""curves.py: systems, intervals and tokens saved against numbers by hand."""
 import math
 import os
 
@@ -160,7 +159,7 @@ def test_training_losses_are_smoothed_and_paired():
     assert curves.training([old]) == curves.training([old, long]) == curves.training(some[1:], [old]) == []
 
 
-# ------------------------------------------------------------------------------------------------ tokens and time saved
+# --------------------------------------------------------------------------------------------------------- tokens saved
 
 
 def test_tokens_that_a_baseline_needs():
@@ -180,27 +179,3 @@ def test_tokens_needed_on_a_curve_with_noise():
     assert curves.tokens_needed(ends, 2.75) == pytest.approx(4e6 * 2 ** 0.75)
     assert curves.tokens_needed(ends, 2.4) is None                                  # a run that diverged is no end
     assert curves.tokens_needed([(1e6, 4.0), (2e6, math.nan), (4e6, 3.0)], 3.5) == pytest.approx(2e6)
-
-
-def test_saving_by_hand(tmp_path):
-    """A system ends at 3.75 after 2,000 tokens; the baseline needs sqrt(2) times 4,000, at half the time for each."""
-    def read(name, losses, seed, tok_s, step):
-        return curves.read_log(write_run(tmp_path / f"{name}{seed}", losses, seed, tok_s=tok_s, step=step))
-    some = [read("a", [9, 3.70 + 0.1 * seed], seed, 500.0, 200) for seed in (0, 1)]
-    short = [read("s", [9, 3.9 + 0.2 * seed], seed, 1000.0, 400) for seed in (0, 1)]            # 4.0 after 4,000 tokens
-    long = [read("l", [9, 3.4 + 0.2 * seed], seed, 1000.0, 800) for seed in (0, 1)]             # 3.5 after 8,000
-    assert curves.ms_per_token(some) == 2.0 and curves.ms_per_token(short + long) == 1.0
-    found = curves.saving(some, [long, short])
-    needed = 4000 * math.sqrt(2)
-    assert found == {"tokens": 2000, "loss": pytest.approx(3.75), "baseline_tokens": pytest.approx(needed), "cost": 2.0,
-                     "saving": pytest.approx(needed / 2000), "saving_in_time": pytest.approx(needed / 2000 / 2)}
-    worse = curves.saving([read("w", [9, 4.1], 0, 250.0, 100)], [short, long])
-    assert worse["baseline_tokens"] is worse["saving"] is worse["saving_in_time"] is None and worse["cost"] == 4.0
-    json.dumps(found)
-
-
-def test_time_per_token_is_the_median_step(tmp_path):
-    runs = [curves.read_log(write_run(tmp_path / str(seed), [5, 4], seed, tok_s=tok_s))
-            for seed, tok_s in ((0, 1000.0), (1, 250.0))]
-    runs[1]["train"] = runs[1]["train"][:2]                               # tokens/s: 3,000, four times 1,000, 750, 250
-    assert curves.ms_per_token(runs) == 1.0 and curves.ms_per_token(runs[1:]) == pytest.approx((4 / 3 + 4) / 2)

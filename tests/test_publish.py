@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from analysis import write_run
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "results"))
 publish = pytest.importorskip("publish")         # a copy of the repository may be without results/
@@ -130,3 +131,23 @@ def test_noise_of_the_study_is_that_of_a_randomised_block_design(report):
 def test_noise_needs_two_systems_with_two_seeds(report):
     assert report["noise"]({"gpt": {0: 4.0, 1: 4.3}}) == (None, 0)
     assert report["gap"]({"gpt": {0: 4.0}, "resformer": {0: 3.9}}, "resformer") == ("-0.1000", None)
+
+
+def test_saving_by_hand(report, tmp_path, monkeypatch):
+    """satformer ends at 3.75 after 2,000 tokens, for which gpt needs sqrt(2) times 4,000, in steps of half the time.
+
+    exoformer is timed against gated gpt, which takes 1.25 times as long as gpt; nothing timed is said of kern.
+    """
+    for name, losses, step in (("gpt", [9, 4.0], 400), ("gpt-2000", [9, 3.5], 800), ("satformer", [9, 3.75], 200),
+                               ("exoformer", [9, 4.1], 200), ("kern", [9, 3.5], 200)):
+        write_run(tmp_path / "logs" / f"{name}-seed0", losses, 0, step=step)
+    times = (("gpt", "gpt", 1.0, 1000), ("satformer", "gpt", 0.5, 500), ("gpt:gate=elementwise",) * 2 + (1.0, 800),
+             ("exoformer", "gpt:gate=elementwise", 0.5, 400))
+    (tmp_path / "bench.json").write_text(json.dumps({"models": [
+        {"model": model, "against": against, "step_ratio": [x, 0.01], "tokens_per_s": speed}
+        for model, against, x, speed in times]}))
+    monkeypatch.setitem(report["speeds"].__globals__, "HERE", tmp_path)
+    assert report["speeds"]() == pytest.approx({"gpt": 1, "gpt-gated": 0.8, "satformer": 0.5, "exoformer": 0.4})
+    assert report["saving_table"](report["groups"]()).splitlines()[2:] == [
+        "| `exoformer` | not in reach |  | 2.50 |  |", "| `satformer` | 0.01M | 2.83x | 2.00 | 1.41x |",
+        "| `kern` | 0.01M | 4.00x |  |  |"]
