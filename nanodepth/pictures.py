@@ -16,6 +16,7 @@ GREY = "#B8B8B8"
 LAYERS = {                                                                          # panel: (title, unit)
     "entropy": ("attention entropy", "nats"), "sink": ("attention on the first token", "share of the mass"),
     "active": ("active heads", "share of heads and queries"),
+    "induction": ("the layer's best copying head", "mass behind earlier copies"),
     "core_features": ("core features", "components for 99% of variance"),
     "token_similarity": ("similarity of tokens", "mean cosine"),
     "adjacent": ("input against previous layer's", "mean cosine"),
@@ -252,13 +253,13 @@ def title_curves(fig, ax, rows, baseline, bars):
 def draw_layers(found):
     """One panel per quantity, one line per run. What a block does is at 1 .. L, states of the stream at 0 .. L."""
     from matplotlib.lines import Line2D
-    fig, axes = figure(2, 4, (15, 7))
+    fig, axes = figure(3, 3, (13, 10))
     for ax, (key, (title, unit)) in zip(axes.flat, LAYERS.items()):
         for (run, numbers), (color, dash) in zip(found.items(), styles()):
             if key == "adjacent":
                 draw_streams(ax, numbers[key], color)
             elif numbers[key]:
-                y = per_layer(numbers[key])
+                y = list(map(max, numbers[key])) if key == "induction" else per_layer(numbers[key])
                 first = 0 if len(y) == len(numbers["norm"]) else 1
                 ax.plot(range(first, first + len(y)), y, dash, color=color, lw=1.3, marker=".", ms=4)
                 if key == "token_similarity" and numbers["refinement"] is not None:

@@ -183,6 +183,14 @@ def attention_numbers(weights, quiet):
     return entropy, sink, active.double().mean((0, 2))
 
 
+def induction(weights, idx):
+    """Per head (H,), mean over all queries: the mass on tokens behind an earlier copy of the query's token, on which
+    induction heads look (arXiv:2209.11895). And the share of queries that have any. weights: (B, H, T, T); idx (B, T).
+    """
+    behind = F.pad(idx[:, None, :-1] == idx[:, :, None], (1, 0)).tril(-1)           # (B, T, T): query, key
+    return (weights * behind[:, None]).sum(-1).mean((0, 2)), behind.any(-1).double().mean()
+
+
 def core_features(second, first, share=0.99):
     """Principal components that hold `share` of the variance, from E[x x^T] (C, C) and E[x] (C,)."""
     values = torch.linalg.eigvalsh(second.double() - torch.outer(first.double(), first.double())).clamp(min=0).flip(0)
@@ -251,7 +259,7 @@ def observe(model, idx, targets, quiet, probe=None):
 
     def whole(weights):                                     # not those of attention in blocks of a window
         if weights.size(0) == len(idx) and weights.shape[2:] == 2 * idx.shape[1:]:
-            heads.append(attention_numbers(weights, quiet))
+            heads.append((*attention_numbers(weights, quiet), *induction(weights, idx)))
     with recorded(model, probe) as record, SeeAttention(whole):
         model(idx)
     if len(record.reads) != 2 * L + 1 or len(record.outputs) != 2 * L + 1:
@@ -262,7 +270,8 @@ def observe(model, idx, targets, quiet, probe=None):
     gates = getattr(probe, "gates", plain_gates)(model, record)
     out = state_means(model, record.hidden, targets)
     if len(heads) == L:
-        out |= dict(zip(("entropy", "sink", "active"), (torch.stack(x) for x in zip(*heads))))
+        names = "entropy", "sink", "active", "induction", "repeats"
+        out |= dict(zip(names, (torch.stack(x) for x in zip(*heads))))
     for name, inputs in streams.items() if L > 1 else ():
         out[f"adjacent.{name}"] = torch.stack([cosine(a, b) for a, b in zip(inputs, inputs[1:])])
     if len(gates) == L:
@@ -369,8 +378,11 @@ def measure(model, batches, quiet_ids=None, probe=None):
     """
     quiet_ids = batches[0][0].new_tensor([]) if quiet_ids is None else quiet_ids
     means = averaged(model, batches, quiet_ids, probe)
+    if "repeats" in means:
+        means["induction"] = means["induction"] / means["repeats"].clamp(min=1e-12)[:, None]  # of queries with any
     out = {"loss": means["lens"][-1].item(), "tokens": sum(idx.numel() for idx, _ in batches), **spaces(means)}
-    for name in ("entropy", "sink", "active", "layer_similarity", "norm", "lens", "gate", "depth_error"):
+    attention = "entropy", "sink", "active", "induction"
+    for name in (*attention, "layer_similarity", "norm", "lens", "gate", "depth_error"):
         out[name] = means[name].tolist() if name in means else None
     out |= {kind: lists(means, kind) for kind in ("adjacent", "depth", "values")}
     if not out["depth_error"] <= 1e-3:                      # what is read is no such sum of outputs

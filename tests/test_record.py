@@ -59,6 +59,18 @@ def test_attention_numbers_against_loops():
         assert [x[h].item() for x in got] == pytest.approx([entropy, sink, active])
 
 
+def test_induction_against_loops():
+    B, H, T = 3, 2, 12
+    weights = torch.randn(B, H, T, T).masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf).softmax(-1)
+    idx = torch.randint(4, (B, T))
+    found, share = record.induction(weights, idx)
+    sources = {(b, t): [s for s in range(1, t) if idx[b, s - 1] == idx[b, t]] for b, t in product(range(B), range(T))}
+    assert share == sum(map(bool, sources.values())) / (B * T)
+    for h in range(H):
+        wanted = sum(weights[b, h, t, s].item() for (b, t), at in sources.items() for s in at)
+        assert found[h].item() == pytest.approx(wanted / (B * T))
+
+
 @pytest.mark.parametrize("kind", ["causal", "mask", "bias", "none"])
 def test_attention_weights_are_those_of_torch(kind):
     q, k, v = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 8)
@@ -83,6 +95,8 @@ def test_every_layer_and_head_is_where_it_belongs():
         wanted = record.attention_numbers(weights, torch.isin(idx, quiet))
         for name, x in zip(("entropy", "sink", "active"), wanted):
             assert found[name][layer] == pytest.approx(x.tolist()), name
+        mass, share = record.induction(weights, idx)
+        assert 0 < share < 1 and found["induction"][layer] == pytest.approx((mass / share).tolist())
         assert torch.allclose(torch.tensor(found["maps"][layer]), weights[0, :, :32, :32], atol=1e-4)
     everything = record.attention_numbers(weights, torch.zeros_like(idx).bool())[2]
     assert found["active"][-1] != pytest.approx(everything.tolist()) and len(found["maps"]) == 3
