@@ -96,9 +96,11 @@ def test_tables_of_the_study_are_those_of_its_logs():
     assert runpy.run_path(str(study / "study.py"))["claims"](logs) in text
 
 
-def test_rates_of_the_deeper_study_are_those_of_its_logs():
+def test_tables_of_the_deeper_study_are_those_of_its_logs():
     study = ROOT / "results" / "study"
-    assert runpy.run_path(str(study / "report.py"))["rates_table"]() in (study / "README.md").read_text()
+    report = runpy.run_path(str(study / "report.py"))
+    assert report["main_table"](report["groups"]()) in (study / "README.md").read_text()
+    assert report["rates_table"]() in (study / "rates.md").read_text()
 
 
 def test_table_of_the_longer_texts_is_that_of_its_losses():

@@ -1,8 +1,8 @@
 """Tables and pictures of this folder's README, from logs/: python results/study/report.py
 
-Rewrites what stands between <!-- NAME --> and <!-- end --> in README.md, for NAME of main, saving, baselines, depth,
-claims and rates, and draws curves.png, curves-page2.png and gaps.png. Runs that are not there yet are left out: it can
-be called at any time.
+Rewrites what stands between <!-- NAME --> and <!-- end --> in README.md, for NAME of main, saving, baselines, depth and
+claims, and in rates.md; draws curves.png, curves-page2.png and gaps.png. Runs that are not there yet are left out: it
+can be called at any time.
 """
 import json
 import math
@@ -62,6 +62,11 @@ def copied(each):
     return {name: parts for name, parts in read.items() if parts}
 
 
+def others(each):
+    """{system: {seed: loss}} of the targets that cannot be copied."""
+    return {name: {seed: part["others"] for seed, part in parts.items()} for name, parts in copied(each).items()}
+
+
 def noise(losses):
     """(standard deviation of one run, degrees of freedom): what a mean per system and one per seed leave of the losses.
 
@@ -98,11 +103,10 @@ def gap(losses, a, b="gpt"):
 
 
 def main_table(strong):
-    losses, parts = final(strong), copied(strong)
-    others = {name: {seed: part["others"] for seed, part in at.items()} for name, at in parts.items()}
+    losses, rest, parts = final(strong), others(strong), copied(strong)
     return markdown(["system", "seeds", "final loss", "difference to gpt (95%)", "not copied: difference to gpt (95%)",
                      "copied, loss of each seed"],
-                    [[f"`{name}`", str(len(at)), f"{mean(at.values()):.4f}", gap(losses, name)[0], gap(others, name)[0],
+                    [[f"`{name}`", str(len(at)), f"{mean(at.values()):.4f}", gap(losses, name)[0], gap(rest, name)[0],
                       ", ".join(f"{part['repeated']:.2f}" for part in parts.get(name, {}).values())]
                      for name, at in losses.items()])
 
@@ -151,11 +155,12 @@ def depth_table(strong):
 
 
 def claims_table(strong, plain):
-    words, rows = {-1: "holds", 0: "unresolved", 1: "reversed", None: ""}, []
+    words, rows = {-1: ": holds", 0: ": unresolved", 1: ": reversed", None: ""}, []
     for a, b, source in CLAIMS:
-        cells = [gap(final(each), a, b) for each in (strong, plain)]
-        rows.append([f"`{a}` below `{b}`", source, *(word for text, sign in cells for word in (text, words[sign]))])
-    return markdown(["claim", "by", "strong recipe", "", "plain recipe", ""], rows)
+        cells = [gap(losses(each), a, b) for each in (strong, plain) for losses in (final, others)]
+        if any(text for text, _ in cells):
+            rows.append([f"`{a}` below `{b}`", source, *(text + words[sign] for text, sign in cells)])
+    return markdown(["claim", "by", "strong recipe", "strong, not copied", "plain recipe", "plain, not copied"], rows)
 
 
 def rates_table():
@@ -171,23 +176,28 @@ def rates_table():
 
 
 def gaps_picture(strong, plain):
-    """Differences to gpt with their intervals, of both recipes."""
-    (fig, ((ax,),)), names = pictures.figure(1, 1, (7, 4)), [name for name in strong if name != "gpt"]
-    for shift, (label, each) in zip((-0.15, 0.15), (("strong recipe", final(strong)), ("plain recipe", final(plain)))):
-        found = {i: difference(each, name, "gpt") for i, name in enumerate(names)}
-        found = {i: both for i, both in found.items() if both}
-        ax.errorbar([gap for gap, _ in found.values()], [i + shift for i in found], fmt="o", capsize=3, label=label,
-                    xerr=[half or 0 for _, half in found.values()])
-    ax.axvline(0, color="black", lw=0.8)
-    ax.set(yticks=range(len(names)), yticklabels=names, xlabel="final loss minus gpt's of the same recipe, nats (95%)")
-    ax.invert_yaxis()
-    ax.legend()
+    """Differences to gpt with their intervals, of both recipes: of all targets, and of those that cannot be copied."""
+    (fig, (axes,)), names = pictures.figure(1, 2, (11, 5), sharey=True), [name for name in strong if name != "gpt"]
+    for ax, title, losses in zip(axes, ("all targets", "targets that cannot be copied"), (final, others)):
+        for shift, label, each in ((-0.15, "strong recipe", strong), (0.15, "plain recipe", plain)):
+            found = {i: difference(losses(each), name, "gpt") for i, name in enumerate(names)}
+            found = {i: both for i, both in found.items() if both}
+            if found:
+                ax.errorbar([gap for gap, _ in found.values()], [i + shift for i in found], fmt="o", capsize=3,
+                            xerr=[half or 0 for _, half in found.values()], label=label)
+        ax.axvline(0, color="black", lw=0.8)
+        ax.set(title=title, xlabel="loss minus gpt's of the same recipe, nats (95%)")
+        ax.grid(axis="y", alpha=0.3, lw=0.6)
+    axes[0].set(yticks=range(len(names)), yticklabels=names)
+    axes[0].invert_yaxis()
+    axes[0].legend()
     return fig
 
 
 def main():
     strong, plain = groups(), groups("plain-")
-    tables = {"rates": rates_table}
+    fill(HERE / "rates.md", rates=rates_table())
+    tables = {}
     if "gpt" in strong:
         tables |= {"main": lambda: main_table(strong), "depth": lambda: depth_table(strong),
                    "claims": lambda: claims_table(strong, plain)}
