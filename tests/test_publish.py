@@ -107,7 +107,7 @@ def test_fill(tmp_path):
 
 @pytest.fixture(scope="module")
 def report():
-    return runpy.run_path(str(Path(publish.__file__).parent / "study" / "report.py"))
+    return runpy.run_path(str(Path(publish.__file__).parent / "study-cpu" / "report.py"))
 
 
 def test_noise_of_the_study_is_that_of_a_randomised_block_design(report):

@@ -1,8 +1,9 @@
 """Texts longer than in training: python results/length/length.py --data wiki     (from the top folder; hours)
 
 Each system is trained on windows of T tokens; then the same checkpoint reads the same validation text, every token
-predicted once, in windows of T, 2 T and 4 T. Shape, batches, steps and rates are those of gpt in results/study-cpu, for
-all systems. What is done is not repeated, so it can be interrupted. Writes losses.jsonl and table.md to --results.
+predicted once, in windows of T, 2 T and 4 T. Shape, batches, steps and rates of all systems are those of gpt in
+results/study-small. What is done is not repeated, so it can be interrupted. Writes losses.jsonl and table.md to
+--results.
 """
 import argparse
 import json

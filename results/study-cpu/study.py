@@ -1,103 +1,115 @@
-"""The study of this folder: python results/study-cpu/study.py --data wiki     (from the top folder, hours on 2 cores)
+"""The study of this folder, run by run: python results/study-cpu/study.py --data wiki     (about a day of one core)
 
-Three stages, all with the same data and batches; runs that are done are not repeated, so it can be interrupted.
-    search  gpt alone, 3 x 3 rates for Muon and AdamW, short runs: the centre of the next stage
-    tune    every model at the pairs of rates around the centre in FACTORS, short runs; models after FIRST skip the last
-    final   every model at its best rates, long runs, several seeds, none of them that of the short runs
-Then the logs are copied here, and analyze.py makes the curves of all and the probes of seed 0.
+    tune    every system at six triples of rates, a quarter of the length, with a seed of their own
+    main    every system at its best rates, --seeds seeds
+    length  gpt at other lengths, each with a schedule of its own: how many tokens is an idea worth?
+    depth   some systems and gpt with 6 and 24 layers
+    plain   the papers' plain recipe: no QK norm, no zero init, AdamW, cosine, one rate; tuned and run as above
+
+One run at a time, in one thread. It may be killed at any moment: a run goes on from its last checkpoint. The log of a
+finished run is copied to logs/, and what is there is not run again. --stages chooses, and with --systems several
+queues can share the work.
 """
 import argparse
 import json
-import shutil
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from itertools import product
+from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 import publish  # noqa: E402
 
-MODELS = {name.replace(" --gate elementwise", "-gated"): name for name in (     # name in the tables: model and options
-    "gpt", "gpt --gate elementwise", "resformer", "exoformer", "satformer", "muddformer", "attnres", "denseformer",
-    "hyperconnections", "geonorm", "dape", "sas", "sambay", "kern", "gpt3", "pythia", "muddpythia")}
-FIRST = list(MODELS)[:7]
-COMMON = dict(n_layer=8, d_model=128, n_head=4, max_len=256, seq_len=256, batch_tokens=2048, warmup_steps=30,
-              eval_tokens=65536)
-SHORT, LONG = (dict(max_steps=n, eval_every=every, save_every=n) for n, every in ((240, 240), (480, 80)))
-MUON, ADAMW = (0.0025, 0.005, 0.01), (0.006, 0.012, 0.024)
-FACTORS = ((0.5, 0.5), (1, 1), (1, 0.5), (1, 0.25), (2, 2))                 # of the centre's rates for Muon and AdamW
-TUNING_SEED = 100
-CLAIMS = [  # (what should have the lower loss, than what, says who)
-    ("gpt gate=elementwise", "gpt", "ExoFormer, table 1"),
-    ("resformer", "gpt", "ExoFormer, table 1; SATFormer, table 5"),
-    ("satformer", "gpt", "SATFormer, table 5"), ("satformer", "resformer", "SATFormer, section 4.3, at every scale"),
-    ("exoformer", "gpt gate=elementwise", "ExoFormer, table 1"), ("exoformer", "resformer", "ExoFormer, table 1"),
-    ("muddformer", "gpt", "MUDDFormer, figure 3"), ("muddformer", "resformer", "SATFormer, table 5 (Wikitext)"),
-    ("satformer", "muddformer", "SATFormer, table 5 (Wikitext), at 130M; at 760M the opposite"),
-    ("attnres", "gpt", "Attention Residuals"),
-    ("attnres", "denseformer", "Attention Residuals, ablations"), ("denseformer", "gpt", "MUDDFormer, figure 3"),
-    ("hyperconnections", "gpt", "MUDDFormer, figure 3"), ("muddformer", "denseformer", "MUDDFormer, figure 3"),
-    ("muddformer", "hyperconnections", "MUDDFormer, figure 3"), ("muddpythia", "pythia", "MUDDFormer, table 3"),
-    ("gpt", "gpt3", "MUDDFormer, figure 3"), ("geonorm", "gpt", "GeoNorm"), ("dape", "gpt", "DAPE V2"),
-    ("sas", "gpt", "SAS"), ("sambay", "gpt", "SambaY"), ("kern", "gpt", "KERN, by downstream accuracy")]
+SYSTEMS = {  # name in the tables: model and its options
+    "gpt": "gpt", "gpt-gated": "gpt --gate elementwise", "resformer": "resformer", "exoformer": "exoformer",
+    "exoformer-dynamic": "exoformer --mixing dynamic", "exoformer-no-norm": "exoformer --norm_streams none",
+    "satformer": "satformer", "muddformer": "muddformer", "attnres": "attnres", "denseformer": "denseformer",
+    "hyperconnections": "hyperconnections", "hyperconnections-manifold": "hyperconnections --connection manifold",
+    "speedrun": "speedrun", "muddformer-trimmed": "muddformer --last_k 2 --streams vr",
+    "attnres-additive": "attnres --additive", "hyperconnections-lite": "hyperconnections --connection lite",
+    "cla": "cla", "kern": "kern", "muddmoe": "muddmoe"}
+MIXES_NOTHING = ("gpt", "gpt-gated", "satformer", "cla")        # no parameter is trained at mix_lr
+STRONG_ONLY = ("speedrun", "muddformer-trimmed", "attnres-additive", "hyperconnections-lite", "cla", "kern", "muddmoe")
+DEEP = ("gpt", "satformer", "denseformer", "attnres", "muddformer")
+STEPS, SEEDS, TUNING_SEED = 1000, 3, 100
+RATES = ((0.005, 0.024, 0.002), (0.01, 0.024, 0.002), (0.005, 0.012, 0.002), (0.005, 0.048, 0.002))  # muon, adamw, mix
+THEN = {True: ((1, 1, 0.25), (1, 1, 4)),                        # factors of the best: of systems that mix something,
+        False: ((0.7, 1, 1), (1.4, 1, 1))}                      # and of the others
+PLAIN = "--no-qk_norm --no-zero_init --optimizer adamw --schedule cosine --mix_lr none"
+PLAIN_RATES = (0.001, 0.002, 0.004)                             # AdamW's, for all parameters
 
 
-def train(args, out, name, seed, muon_lr, adamw_lr, length):
-    loss = publish.train(args.out / out, *MODELS[name].split(), **COMMON, **length, data=args.data, seed=seed,
-                         muon_lr=muon_lr, adamw_lr=adamw_lr)
-    print(f"{out}  val {loss:.4f}", flush=True)
+@dataclass
+class Run:
+    name: str                                                   # folder under runs/study and under logs/
+    system: str
+    seed: int
+    rates: tuple                                                # muon_lr, adamw_lr, mix_lr; plain recipe: adamw_lr
+    steps: int = STEPS
+    more: dict = field(default_factory=dict)                    # further options
+
+
+def train(run, args):
+    """The final loss of a run, which is made, or finished, if it has not been."""
+    logs, folder = HERE / "logs" / run.name, args.out / run.name
+    if publish.final_loss(logs) is None:
+        plain = len(run.rates) == 1
+        rates = dict(zip(("adamw_lr",) if plain else ("muon_lr", "adamw_lr", "mix_lr"), run.rates))
+        words = [*SYSTEMS[run.system].split(), "--preset", "study", *(PLAIN.split() if plain else ())]
+        publish.train(folder, *words, data=args.data, seed=run.seed, max_steps=run.steps, eval_every=run.steps // 4,
+                      **rates, **run.more)
+        publish.publish(folder, logs, f"runs/study/{run.name}")
+    if run.seed != TUNING_SEED and not (logs / "copying.json").exists() and (folder / "ckpt.pt").exists():
+        (logs / "copying.json").write_text(json.dumps(publish.copying(folder)) + "\n")
+    loss = publish.final_loss(logs)
+    print(f"{run.name}  rates {run.rates}  val {loss:.4f}", flush=True)
     return loss
+
+
+def best_rates(system, args, plain=False):
+    """The triple of rates with the lowest loss after a quarter of the steps, of as many tries as every system has."""
+    def loss(rates):
+        name = f"tune-{'plain-' if plain else ''}{system}-" + "-".join(f"{x:g}" for x in rates)
+        return train(Run(name, system, TUNING_SEED, rates, STEPS // 4), args)
+
+    if plain:
+        return min([(x,) for x in PLAIN_RATES], key=loss)
+    first = min(RATES, key=loss)
+    then = [tuple(round(x * f, 6) for x, f in zip(first, factors)) for factors in THEN[system not in MIXES_NOTHING]]
+    return min([first, *then], key=loss)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="wiki", help="folder made by data_prep.py, or its name under data/ (wiki)")
     parser.add_argument("--out", type=Path, default=Path("runs/study"), help="where the runs go (runs/study)")
-    parser.add_argument("--seeds", type=int, default=3, help="seeds of the last stage (3)")
-    parser.add_argument("--jobs", type=int, default=2, help="runs side by side, one thread each (2)")
+    parser.add_argument("--stages", nargs="+", default=["main", "length", "depth", "plain"],
+                        help="main length depth plain (all, in this order)")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="of the main runs (%(default)s)")
+    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS), metavar="SYSTEM",
+                        help=f"{' '.join(SYSTEMS)} (all)")
     args = parser.parse_args()
     args.out = args.out.resolve()
-    with ThreadPoolExecutor(args.jobs) as pool:
-        def losses_of(runs):
-            """{(name, muon_lr, adamw_lr): loss} of short runs."""
-            tasks = [(f"short/{name}-{m:g}-{a:g}", name, TUNING_SEED, m, a, SHORT) for name, m, a in runs]
-            return dict(zip(runs, pool.map(lambda task: train(args, *task), tasks)))
-
-        losses = losses_of([("gpt", m, a) for m, a in product(MUON, ADAMW)])
-        _, m, a = min(losses, key=losses.get)
-        tried = {name: [(name, m * f, a * g) for f, g in FACTORS[:5 if name in FIRST else 4]] for name in MODELS}
-        losses |= losses_of([run for runs in tried.values() for run in runs])
-        best = {name: min(runs, key=losses.get)[1:] for name, runs in tried.items()}
-        finals = {f"{name}-seed{seed}": ("final/{:g}-{:g}/".format(*best[name]) + f"{name}-seed{seed}", name, seed)
-                  for seed in range(args.seeds) for name in MODELS}
-        list(pool.map(lambda task: train(args, *task, *best[task[1]], LONG), finals.values()))
-    with open(HERE / "rates.jsonl", "w") as f:
-        for (name, m, a), loss in losses.items():
-            row = {"run": f"short/{name}-{m:g}-{a:g}", "model": name, "seed": TUNING_SEED, "muon_lr": m, "adamw_lr": a}
-            f.write(json.dumps(row | {"val": loss}) + "\n")
-    shutil.rmtree(HERE / "logs", ignore_errors=True)
-    for label, (out, *_) in finals.items():
-        publish.publish(args.out / out, HERE / "logs" / label, f"runs/study/{out}")
-    logs = [f"{HERE.relative_to(publish.TOP)}/logs/{name}-seed{seed}" for name in MODELS for seed in range(args.seeds)]
-    (HERE / "claims.md").write_text(claims([publish.TOP / log for log in logs]))
-    probed = [args.out / out for label, (out, *_) in finals.items() if label.endswith("seed0")]
-    for words in (["curves", *logs, "--out", HERE], ["probe", *probed, "--out", HERE / "probes"]):
-        if publish.script(args.out / "analyze.txt", "analyze.py", *words):
-            sys.exit(f"analyze.py failed, see {args.out}/analyze.txt")
-
-
-def claims(runs):
-    """The papers' orderings of final losses as a Markdown table, with paired differences and 95% intervals."""
-    sys.path.insert(0, str(publish.TOP))
-    from nanodepth import curves
-    groups = curves.systems([curves.read_log(run) for run in runs])
-    lines = ["| lower loss expected | than | says | difference (95% interval) | here |", "|---|---|---|---|---|"]
-    for a, b, source in CLAIMS:
-        gap, half = curves.interval(curves.gaps(groups[a], groups[b], curves.curve(groups[a])[-1][0]))
-        verdict = "within noise" if abs(gap) <= half else "holds" if gap < 0 else "the opposite"
-        lines.append(f"| `{a}` | `{b}` | {source} | {gap:+.4f} ± {half:.4f} | {verdict} |")
-    return "\n".join(lines) + "\n"
+    best = {system: best_rates(system, args) for system in args.systems}
+    if "main" in args.stages:
+        for seed in range(args.seeds):
+            for system in args.systems:
+                train(Run(f"{system}-seed{seed}", system, seed, best[system]), args)
+    if "length" in args.stages and "gpt" in args.systems:
+        for seed in range(SEEDS):
+            for steps in (STEPS // 2, 3 * STEPS // 2, 2 * STEPS):
+                train(Run(f"gpt-{steps}-seed{seed}", "gpt", seed, best["gpt"], steps), args)
+    if "depth" in args.stages:
+        for seed in range(2):
+            for n_layer in (6, 24):
+                for system in (x for x in DEEP if x in args.systems):
+                    name = f"{system}-layers{n_layer}-seed{seed}"
+                    train(Run(name, system, seed, best[system], more=dict(n_layer=n_layer)), args)
+    if "plain" in args.stages:
+        rates = {system: best_rates(system, args, plain=True) for system in args.systems if system not in STRONG_ONLY}
+        for seed in range(2):
+            for system in rates:
+                train(Run(f"plain-{system}-seed{seed}", system, seed, rates[system]), args)
 
 
 if __name__ == "__main__":

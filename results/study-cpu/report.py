@@ -1,0 +1,233 @@
+"""Tables and pictures of this folder's README, from logs/: python results/study-cpu/report.py
+
+Rewrites what stands between <!-- NAME --> and <!-- end --> in README.md, for NAME of main, saving, baselines, depth and
+claims, in rates.md and in the repository's README.md; draws curves.png, curves-page2.png and gaps.png. Runs that are
+not there yet are left out: it can be called at any time.
+"""
+import json
+import math
+import re
+import sys
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
+from publish import fill, markdown  # noqa: E402
+from study import DEEP, SYSTEMS  # noqa: E402
+
+from nanodepth import curves, pictures  # noqa: E402
+
+CLAIMS = (  # the first has the lower loss, says
+    ("gpt-gated", "gpt", "ExoFormer, table 1"), ("resformer", "gpt", "ExoFormer, table 1; SATFormer, table 5"),
+    ("satformer", "gpt", "SATFormer, table 5"), ("satformer", "resformer", "SATFormer, section 4.3"),
+    ("exoformer", "gpt-gated", "ExoFormer, table 1"), ("exoformer", "resformer", "ExoFormer, table 1"),
+    ("exoformer-dynamic", "exoformer", "ExoFormer, table 1"), ("muddformer", "gpt", "MUDDFormer, figure 3"),
+    ("muddformer", "denseformer", "MUDDFormer, figure 3"), ("muddformer", "hyperconnections", "MUDDFormer, figure 3"),
+    ("muddformer", "resformer", "SATFormer, table 5"), ("attnres", "gpt", "Attention Residuals"),
+    ("attnres", "denseformer", "Attention Residuals, ablations"), ("denseformer", "gpt", "MUDDFormer, figure 3"),
+    ("hyperconnections", "gpt", "MUDDFormer, figure 3"),
+    ("hyperconnections-manifold", "gpt", "Attention Residuals, ablations"),
+    ("attnres", "hyperconnections-manifold", "Attention Residuals, ablations"),
+    ("speedrun", "gpt", "nanochat; modded-nanogpt, record 11"),
+    ("muddformer-trimmed", "gpt", "modded-nanogpt, record 81"),
+    ("attnres-additive", "gpt", "Delta Attention Residuals"),
+    ("attnres-additive", "attnres", "Delta Attention Residuals"), ("muddmoe", "kern", "MUDDFormer, figure 5"))
+
+
+FRONT = ("gpt-gated", "resformer", "satformer", "exoformer", "exoformer-dynamic", "muddformer", "attnres",
+         "denseformer", "hyperconnections")                         # in the repository's README
+
+
+def logs(pattern):
+    """[run] of the folders in logs/ whose whole name matches, by seed."""
+    found = [path for path in (HERE / "logs").iterdir() if re.fullmatch(pattern, path.name)]
+    return sorted(map(curves.read_log, found), key=lambda run: run["seed"])
+
+
+def groups(prefix="", suffix="", systems=SYSTEMS):
+    """{system: its runs} of those that have finished runs of this kind."""
+    found = {name: logs(rf"{prefix}{name}{suffix}-seed\d+") for name in systems}
+    return {name: runs for name, runs in found.items() if runs}
+
+
+def final(each):
+    """{system: {seed: final loss}} of groups()."""
+    return {name: {run["seed"]: run["val"][-1]["loss"] for run in runs} for name, runs in each.items()}
+
+
+def copied(each):
+    """{system: {seed: record.copying()}} of the runs that have it."""
+    found = {name: {run["seed"]: Path(run["run"]) / "copying.json" for run in runs} for name, runs in each.items()}
+    read = {name: {seed: json.loads(file.read_text()) for seed, file in files.items() if file.exists()}
+            for name, files in found.items()}
+    return {name: parts for name, parts in read.items() if parts}
+
+
+def others(each):
+    """{system: {seed: loss}} of the targets that cannot be copied."""
+    return {name: {seed: part["others"] for seed, part in parts.items()} for name, parts in copied(each).items()}
+
+
+def noise(losses):
+    """(standard deviation of one run, degrees of freedom): what a mean per system and one per seed leave of the losses.
+
+    losses: {system: {seed: loss}}. This is a randomised block design: the seeds, hence the batches, are the blocks, and
+    all systems share one standard deviation, which three seeds of one system alone would leave almost unknown.
+    """
+    rows = [(system, seed, loss) for system, at in losses.items() for seed, loss in at.items()]
+    names, seeds = ([row[i] for row in rows] for i in (0, 1))
+    design = np.array([[system == name for name in losses] + [seed == s for s in sorted(set(seeds))]
+                       for system, seed in zip(names, seeds)], dtype=float)
+    y = np.array([loss for *_, loss in rows])
+    left = len(y) - np.linalg.matrix_rank(design)
+    rest = y - design @ np.linalg.lstsq(design, y, rcond=None)[0]
+    return (math.sqrt(rest @ rest / left) if left else None), int(left)
+
+
+def difference(losses, a, b):
+    """(mean difference of a to b over the seeds that both have, half of its 95% interval by noise()); None if none."""
+    gaps = [loss - losses[b][seed] for seed, loss in losses.get(a, {}).items() if seed in losses.get(b, {})]
+    if not gaps:
+        return None
+    sd, left = noise(losses)
+    return mean(gaps), None if sd is None else curves.t95(left) * sd * math.sqrt(2 / len(gaps))
+
+
+def gap(losses, a, b="gpt"):
+    """difference() as text, and its sign: -1 or 1 outside of the noise, else 0."""
+    value, half = difference(losses, a, b) or (None, None)
+    if a == b or value is None:
+        return "", None
+    if half is None:
+        return f"{value:+.4f}", None
+    return f"{value:+.4f} ± {half:.4f}", 0 if abs(value) <= half else -1 if value < 0 else 1
+
+
+def main_table(strong):
+    losses, rest, parts = final(strong), others(strong), copied(strong)
+    return markdown(["system", "seeds", "final loss", "difference to gpt (95%)", "not copied: difference to gpt (95%)",
+                     "copied, loss of each seed"],
+                    [[f"`{name}`", str(len(at)), f"{mean(at.values()):.4f}", gap(losses, name)[0], gap(rest, name)[0],
+                      ", ".join(f"{part['repeated']:.2f}" for part in parts.get(name, {}).values())]
+                     for name, at in losses.items()])
+
+
+def benched(file):
+    """{system: its row} of the figures that bench.py wrote into a file."""
+    rows = {row["model"]: row for row in json.loads(file.read_text())["models"]}
+    specs = {name: re.sub(r" --(\w+)(?: (\w+))?", lambda found: f":{found[1]}={found[2] or 'true'}", words)
+             for name, words in SYSTEMS.items()}
+    return {name: rows[spec] for name, spec in specs.items() if spec in rows}
+
+
+def speeds():
+    """{system: speed of its training step over gpt's} from bench.json, measured at the study's shape."""
+    rows = benched(HERE / "bench.json")
+    of = {row["model"]: row["tokens_per_s"] / rows["gpt"]["tokens_per_s"] for row in rows.values()}
+    return {name: row["step_ratio"][0] * of[row["against"]] for name, row in rows.items()}
+
+
+def saving_table(strong):
+    """The tokens that gpt needs for the same loss, and the same charged by the time of a step."""
+    lengths = [strong["gpt"], *(logs(rf"gpt-{steps}-seed\d+") for steps in (500, 1500, 2000))]
+    ends, rows, speed = [curves.curve(runs)[-1] for runs in lengths if runs], [], speeds()
+    for name, runs in ((name, runs) for name, runs in strong.items() if name != "gpt"):
+        tokens, loss = curves.curve(runs)[-1]
+        needed = curves.tokens_needed(ends, loss)
+        cells = ["not in reach", ""] if needed is None else [f"{needed / 1e6:.2f}M", f"{needed / tokens:.2f}x"]
+        cells.append(f"{1 / speed[name]:.2f}" if name in speed else "")
+        cells.append(f"{needed / tokens * speed[name]:.2f}x" if needed and name in speed else "")
+        rows.append([f"`{name}`", *cells])
+    return markdown(["system", "tokens gpt needs", "saving in tokens", "time of a step, gpt = 1", "saving in time"],
+                    rows)
+
+
+def baseline_table(strong, plain):
+    strong, plain = final(strong), final(plain)
+    return markdown(["system", "strong recipe: difference to gpt (95%)", "plain recipe: the same", "final loss, plain"],
+                    [[f"`{name}`", gap(strong, name)[0], gap(plain, name)[0], f"{mean(at.values()):.4f}"]
+                     for name, at in plain.items()])
+
+
+def depth_table(strong):
+    at = {6: groups(suffix="-layers6", systems=DEEP), 12: strong, 24: groups(suffix="-layers24", systems=DEEP)}
+    at = {n: final(each) for n, each in at.items()}
+
+    def cell(name, losses):
+        return f"{mean(losses[name].values()):.4f}" if name == "gpt" and name in losses else gap(losses, name)[0]
+
+    return markdown(["system", *(f"{n} layers" for n in at)],
+                    [[f"`{name}`", *(cell(name, losses) for losses in at.values())] for name in DEEP])
+
+
+def claims_table(strong, plain):
+    words, rows = {-1: ": holds", 0: ": unresolved", 1: ": reversed", None: ""}, []
+    for a, b, source in CLAIMS:
+        cells = [gap(losses(each), a, b) for each in (strong, plain) for losses in (final, others)]
+        if any(text for text, _ in cells):
+            rows.append([f"`{a}` below `{b}`", source, *(text + words[sign] for text, sign in cells)])
+    return markdown(["claim", "by", "strong recipe", "strong, not copied", "plain recipe", "plain, not copied"], rows)
+
+
+def front_table(strong):
+    """What the repository's README shows: both differences, and the speed of forward and backward in results/bench."""
+    all_targets, rest, rows = final(strong), others(strong), benched(HERE.parent / "bench" / "cpu.json")
+    rows = {name: row for name, row in rows.items() if row["model"] != row["against"]}
+    return markdown(["system", "all targets", "not copied", "speed"],
+                    [[f"`{name}`", gap(all_targets, name)[0], gap(rest, name)[0],
+                      f"{rows[name]['ratio'][0]:.3f}" if name in rows else ""] for name in strong if name in FRONT])
+
+
+def rates_table():
+    tries = {}
+    for run in sorted(logs(r"tune-.*"), key=lambda run: run["run"]):
+        system, *rates = re.fullmatch(r"tune-(.*?)-(\d[\d.e-]*)", Path(run["run"]).name).groups()
+        tries.setdefault(system, {})[rates[0].replace("-", " ")] = run["val"][-1]["loss"]
+    rows = []
+    for name, losses in sorted(tries.items()):
+        marks = {rates: "**" if loss == min(losses.values()) else "" for rates, loss in losses.items()}
+        rows.append([f"`{name}`", "; ".join(f"{m}{rates}: {losses[rates]:.4f}{m}" for rates, m in marks.items())])
+    return markdown(["system", "muon_lr adamw_lr mix_lr: loss after 250 steps"], rows)
+
+
+def gaps_picture(strong, plain):
+    """Differences to gpt with their intervals, of both recipes: of all targets, and of those that cannot be copied."""
+    (fig, (axes,)), names = pictures.figure(1, 2, (11, 5), sharey=True), [name for name in strong if name != "gpt"]
+    for ax, title, losses in zip(axes, ("all targets", "targets that cannot be copied"), (final, others)):
+        for shift, label, each in ((-0.15, "strong recipe", strong), (0.15, "plain recipe", plain)):
+            found = {i: difference(losses(each), name, "gpt") for i, name in enumerate(names)}
+            found = {i: both for i, both in found.items() if both}
+            if found:
+                ax.errorbar([gap for gap, _ in found.values()], [i + shift for i in found], fmt="o", capsize=3,
+                            xerr=[half or 0 for _, half in found.values()], label=label)
+        ax.axvline(0, color="black", lw=0.8)
+        ax.set(title=title, xlabel="loss minus gpt's of the same recipe, nats (95%)")
+        ax.grid(axis="y", alpha=0.3, lw=0.6)
+    axes[0].set(yticks=range(len(names)), yticklabels=names)
+    axes[0].invert_yaxis()
+    axes[0].legend()
+    return fig
+
+
+def main():
+    strong, plain = groups(), groups("plain-")
+    fill(HERE / "rates.md", rates=rates_table())
+    tables = {}
+    if "gpt" in strong:
+        tables |= {"main": lambda: main_table(strong), "depth": lambda: depth_table(strong),
+                   "claims": lambda: claims_table(strong, plain)}
+        draw = pictures.curve_pages("curves", curves.summarise(strong, "gpt"), strong, "gpt")
+        list(pictures.save({**draw, "gaps": lambda: gaps_picture(strong, plain)}, HERE))
+    if (HERE / "bench.json").exists():
+        tables["saving"] = lambda: saving_table(strong)
+    if "gpt" in plain:
+        tables["baselines"] = lambda: baseline_table(strong, plain)
+    fill(HERE.parents[1] / "README.md", losses=front_table(strong))
+    fill(HERE / "README.md", **{name: make() for name, make in tables.items()})
+
+
+if __name__ == "__main__":
+    main()
