@@ -111,43 +111,46 @@ def report():
 
 
 def test_noise_of_the_study_is_that_of_a_randomised_block_design(report):
-    losses = {"gpt": {0: 4.0, 1: 4.3, 2: 4.2}, "resformer": {0: 3.9, 1: 4.25, 2: 4.0}, "cla": {0: 4.1, 1: 4.2, 2: 4.3}}
+    losses = {"gpt": {0: 4.0, 1: 4.3, 2: 4.2}, "one": {0: 3.9, 1: 4.25, 2: 4.0}, "two": {0: 4.1, 1: 4.2, 2: 4.3}}
     table = [list(at.values()) for at in losses.values()]
     center = statistics.mean(sum(table, []))
     rest = [x - statistics.mean(row) - statistics.mean(column) + center
             for row in table for x, column in zip(row, zip(*table))]
     sd, degrees = report["noise"](losses)
     assert degrees == 4 and sd == pytest.approx(math.sqrt(sum(x * x for x in rest) / 4))
-    value, half = report["difference"](losses, "resformer", "gpt")
+    value, half = report["difference"](losses, "one", "gpt")
     assert value == pytest.approx(-0.35 / 3) and half == pytest.approx(2.776 * sd * math.sqrt(2 / 3))
-    assert report["gap"](losses, "resformer") == (f"{value:+.4f} ± {half:.4f}", -1 if abs(value) > half else 0)
-    losses["satformer"] = {0: 3.8}                      # one run: its mean takes it, yet its difference has an interval
+    assert report["gap"](losses, "one") == (f"{value:+.4f} ± {half:.4f}", -1 if abs(value) > half else 0)
+    losses["three"] = {0: 3.8}                      # one run: its mean takes it, yet its difference has an interval
     assert report["noise"](losses) == (pytest.approx(sd), 4)
-    value, half = report["difference"](losses, "satformer", "gpt")
+    value, half = report["difference"](losses, "three", "gpt")
     assert value == pytest.approx(-0.2) and half == pytest.approx(2.776 * sd * math.sqrt(2))
-    assert report["difference"](losses, "kern", "gpt") is None and report["gap"](losses, "gpt") == ("", None)
+    assert report["difference"](losses, "four", "gpt") is None and report["gap"](losses, "gpt") == ("", None)
 
 
 def test_noise_needs_two_systems_with_two_seeds(report):
     assert report["noise"]({"gpt": {0: 4.0, 1: 4.3}}) == (None, 0)
-    assert report["gap"]({"gpt": {0: 4.0}, "resformer": {0: 3.9}}, "resformer") == ("-0.1000", None)
+    assert report["gap"]({"gpt": {0: 4.0}, "one": {0: 3.9}}, "one") == ("-0.1000", None)
 
 
 def test_saving_by_hand(report, tmp_path, monkeypatch):
-    """satformer ends at 3.75 after 2,000 tokens, for which gpt needs sqrt(2) times 4,000, in steps of half the time.
+    """slow ends at 3.75 after 2,000 tokens, for which gpt needs sqrt(2) times 4,000, in steps of half the time.
 
-    exoformer is timed against gated gpt, which takes 1.25 times as long as gpt; nothing timed is said of kern.
+    gated is timed against gated gpt, which takes 1.25 times as long as gpt; nothing timed is said of new.
     """
-    for name, losses, step in (("gpt", [9, 4.0], 400), ("gpt-2000", [9, 3.5], 800), ("satformer", [9, 3.75], 200),
-                               ("exoformer", [9, 4.1], 200), ("kern", [9, 3.5], 200)):
+    for name, losses, step in (("gpt", [9, 4.0], 400), ("gpt-2000", [9, 3.5], 800), ("slow", [9, 3.75], 200),
+                               ("gated", [9, 4.1], 200), ("new", [9, 3.5], 200)):
         write_run(tmp_path / "logs" / f"{name}-seed0", losses, 0, step=step)
-    times = (("gpt", "gpt", 1.0, 1000), ("satformer", "gpt", 0.5, 500), ("gpt:gate=elementwise",) * 2 + (1.0, 800),
-             ("exoformer", "gpt:gate=elementwise", 0.5, 400))
+    times = (("gpt", "gpt", 1.0, 1000), ("slow", "gpt", 0.5, 500), ("gpt:gate=elementwise",) * 2 + (1.0, 800),
+             ("gated", "gpt:gate=elementwise", 0.5, 400))
     (tmp_path / "bench.json").write_text(json.dumps({"models": [
         {"model": model, "against": against, "step_ratio": [x, 0.01], "tokens_per_s": speed}
         for model, against, x, speed in times]}))
-    monkeypatch.setitem(report["speeds"].__globals__, "HERE", tmp_path)
-    assert report["speeds"]() == pytest.approx({"gpt": 1, "gpt-gated": 0.8, "satformer": 0.5, "exoformer": 0.4})
-    assert report["saving_table"](report["groups"]()).splitlines()[2:] == [
-        "| `exoformer` | not in reach |  | 2.50 |  |", "| `satformer` | 0.01M | 2.83x | 2.00 | 1.41x |",
-        "| `kern` | 0.01M | 4.00x |  |  |"]
+    names = report["speeds"].__globals__
+    systems = {"gpt": "gpt", "gpt-g": "gpt --gate elementwise", "gated": "gated", "slow": "slow", "new": "new"}
+    monkeypatch.setitem(names, "HERE", tmp_path)
+    monkeypatch.setitem(names, "SYSTEMS", systems)
+    assert report["speeds"]() == pytest.approx({"gpt": 1, "gpt-g": 0.8, "slow": 0.5, "gated": 0.4})
+    assert report["saving_table"](report["groups"](systems=systems)).splitlines()[2:] == [
+        "| `gated` | not in reach |  | 2.50 |  |", "| `slow` | 0.01M | 2.83x | 2.00 | 1.41x |",
+        "| `new` | 0.01M | 4.00x |  |  |"]
