@@ -23,7 +23,7 @@ import models
 import probes
 from nanodepth import curves, pictures, record, runs
 from nanodepth.devices import find_device, machine_errors
-from nanodepth.options import Parser, UserError, escaped, exit_code, run_folder, user_errors
+from nanodepth.options import Parser, UserError, escaped, run_folder, run_script, user_errors
 from nanodepth.shards import run_data
 from nanodepth.tokenizers import run_tokenizer
 
@@ -60,8 +60,8 @@ def compare(args):
         texts.append((f"## {escaped(heading)}\n\n" if len(groups) > 1 else "") + curves.table(rows, baseline))
         figures |= pictures.curve_pages(name, rows, systems, baseline)
     runs.write_text(args.out / "curves.md", "\n".join(texts))
-    print("\n".join(texts), end="")
-    save(figures, args.out)
+    drawn = save(figures, args.out)
+    print("\n".join(texts), drawn, sep="", end="")
 
 
 def probe(args):
@@ -88,7 +88,7 @@ def probe(args):
     for name, numbers in found.items():
         runs.write_text(args.out / f"{name}.json", json.dumps(numbers) + "\n")
         runs.write_text(args.out / f"maps-{name}.json", json.dumps({"maps": maps[name]}) + "\n")
-    save(probe_pictures(found, maps), args.out)
+    print(save(probe_pictures(found, maps), args.out), end="")
 
 
 def copied(repeated, others, share):
@@ -136,14 +136,13 @@ def probe_pictures(found, maps):
 
 
 def save(figures, out):
-    """Writes the pictures, or says what is missing."""
+    """Writes the pictures, or says what is missing. -> lines with their paths"""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         print("analyze.py: no pictures, only numbers: they need matplotlib: pip install matplotlib", file=sys.stderr)
-        return
-    for path in pictures.save(figures, out):
-        print(path)
+        return ""
+    return "".join(f"{path}\n" for path in pictures.save(figures, out))
 
 
 def parse(argv):
@@ -183,7 +182,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (UserError, KeyboardInterrupt) as e:
-        sys.exit(exit_code("analyze.py", e))
+    run_script("analyze.py", main)

@@ -45,7 +45,7 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 import models  # noqa: E402
 from nanodepth import presets, timing  # noqa: E402
 from nanodepth.devices import cast_weights, find_device, out_of_memory, peak_flops  # noqa: E402
-from nanodepth.options import Parser, UserError, exit_code, parse_spec  # noqa: E402
+from nanodepth.options import Parser, UserError, parse_spec, run_script  # noqa: E402
 from nanodepth.timing import Row  # noqa: E402
 
 SHAPE = dict(n_layer=12, d_model=384, n_head=6, vocab_size=8192, seq_len=512)       # without a preset
@@ -328,13 +328,14 @@ def main(argv):
             "shape": Row(next(iter(groups)), args, shape).shape, "seq_len": args.seq_len, "batch": args.batch,
             "dtype": args.dtype, "compile": args.compile, "rounds": args.rounds, "prompt": args.prompt,
             "new_tokens": args.new_tokens, **extra}
-    show(head, results)
-    if args.json:
-        try:
+    try:
+        if args.json:
             figures = head | {"decode" if args.decode else "models": results}
             Path(args.json).write_text(json.dumps(figures, indent=1) + "\n")
-        except OSError as e:
-            raise UserError(f"--json {args.json} could not be written: {e.strerror}") from None
+    except OSError as e:
+        raise UserError(f"--json {args.json} could not be written: {e.strerror}") from None
+    finally:
+        show(head, results)                                                 # written or not
     return 0
 
 
@@ -363,7 +364,4 @@ def chip(device):
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (UserError, KeyboardInterrupt) as e:
-        sys.exit(exit_code("bench.py", e))
+    run_script("bench.py", main)

@@ -17,7 +17,6 @@ import os
 import pickle
 import re
 import shutil
-import sys
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +27,7 @@ import models
 from nanodepth import runs
 from nanodepth.devices import out_of_memory
 from nanodepth.layouts import FILES, LAYOUTS, need, setting
-from nanodepth.options import Parser, UserError, exit_code, one_line, run_folder
+from nanodepth.options import Parser, UserError, one_line, run_folder, run_script
 from nanodepth.tokenizers import load_tokenizer, run_tokenizer
 
 EXPORTS = {"export-llama": "LlamaForCausalLM", "export-qwen3": "Qwen3ForCausalLM"}
@@ -224,7 +223,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (UserError, KeyboardInterrupt) as e:
-        sys.exit(exit_code("convert.py", e))
+    run_script("convert.py", main)

@@ -14,7 +14,6 @@ import os
 import platform
 import secrets
 import shutil
-import sys
 import sysconfig
 import time
 from collections import deque
@@ -25,7 +24,7 @@ import numpy as np
 from tqdm import tqdm
 
 from nanodepth.download import complete, fetch_shard
-from nanodepth.options import ROOT, Parser, UserError, exit_code, shell
+from nanodepth.options import ROOT, Parser, UserError, run_script, shell
 from nanodepth.shards import CHUNK, Data, Writer, find_folder, read_shard, split_of, write_meta
 from nanodepth.texts import KNOWN, documents, text_files
 from nanodepth.tokenizers import MAX_VOCAB, load_tokenizer, token_bytes, train_bpe
@@ -361,7 +360,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (UserError, KeyboardInterrupt) as e:
-        sys.exit(exit_code("data_prep.py", e))
+    run_script("data_prep.py", main)

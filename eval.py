@@ -8,7 +8,6 @@
 """
 import json
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from tqdm import tqdm
 from nanodepth import runs, scoring
 from nanodepth.devices import autocast, find_device, machine_errors
 from nanodepth.harness import GROUPS, benchmarks, harness_version, mqar, task_names
-from nanodepth.options import Parser, UserError, exit_code, run_folder
+from nanodepth.options import Parser, UserError, run_folder, run_script
 from nanodepth.shards import run_data
 
 
@@ -127,7 +126,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (UserError, KeyboardInterrupt) as e:
-        sys.exit(exit_code("eval.py", e))
+    run_script("eval.py", main)

@@ -4,7 +4,6 @@
     python sample.py runs/gpt-tiny --file draft.py --top_p 0.9
 """
 import argparse
-import signal
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import torch
 import models
 import nanodepth
 from nanodepth.devices import autocast, cast_weights, find_device, out_of_memory
-from nanodepth.options import Parser, UserError, exit_code, run_folder
+from nanodepth.options import Parser, UserError, run_folder, run_script
 
 
 def parse(argv):
@@ -131,8 +130,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)                           # before `| head` it ends without a word
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (UserError, KeyboardInterrupt) as e:
-        sys.exit(exit_code("sample.py", e))
+    run_script("sample.py", main)

@@ -1,12 +1,11 @@
 """python -m models NAME [option=value ...]: size and cost beside the baseline of that shape, and the neutral check."""
-import sys
 from dataclasses import fields
 
 import torch
 
 import models
 from nanodepth.devices import flops_per_token
-from nanodepth.options import UserError, exit_code, parse_spec, same_shape, user_errors
+from nanodepth.options import parse_spec, run_script, same_shape, user_errors
 
 
 def sizes(name, options):
@@ -46,7 +45,4 @@ def main(words):
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (UserError, KeyboardInterrupt) as e:
-        sys.exit(exit_code("python -m models", e))
+    run_script("python -m models", main)

@@ -5,6 +5,7 @@ import inspect
 import os
 import re
 import shlex
+import signal
 import sys
 import typing
 from contextlib import contextmanager
@@ -61,6 +62,15 @@ def exit_code(script, error):
     rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
     print(f"{script}: {'error: ' if error.code == 2 else ''}{rank}{escaped(error)}", file=sys.stderr, flush=True)
     return error.code
+
+
+def run_script(script, main):
+    """Ends the process with the exit code of main(words of the command line)."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)               # before `| head` it ends without a word
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except (UserError, KeyboardInterrupt) as e:
+        sys.exit(exit_code(script, e))
 
 
 def one_line(error):

@@ -3,10 +3,13 @@ import json
 import math
 import os
 import shutil
+import signal
+import subprocess
 
 import pytest
 import torch
 from analysis import ROOT, write_run
+from small import command
 
 import analyze
 import data_prep
@@ -214,3 +217,14 @@ def test_a_run_that_has_only_begun_is_left_out(trained, tmp_path):
                        tmp_path / "o", cwd=folder)
     assert done.returncode == 0 and list(json.loads((tmp_path / "o" / "curves.json").read_text())) == [ROOT]
     assert [line.split(": ")[1] for line in done.stderr.splitlines()] == ["left out"] * 2
+
+
+def test_a_reader_that_has_seen_enough(tmp_path):
+    """As in `analyze.py curves ... | head -0`: no word on stderr, and every file is there."""
+    run = write_run(tmp_path / "run", [5, 4])
+    words = command("analyze.py", "curves", run, "--out", tmp_path / "out")
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, text=True, timeout=240)
+    assert done.stderr == "" and done.returncode == -signal.SIGPIPE
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"curves.json", "curves.md", "curves.png"}

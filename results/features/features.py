@@ -31,7 +31,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 import publish  # noqa: E402
 
 from nanodepth import record, runs  # noqa: E402
-from nanodepth.options import UserError, exit_code  # noqa: E402
+from nanodepth.options import run_script  # noqa: E402
 from nanodepth.pictures import figure, lines, save  # noqa: E402
 from nanodepth.shards import run_data  # noqa: E402
 from nanodepth.tokenizers import run_tokenizer  # noqa: E402
@@ -199,7 +199,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as e:
-        sys.exit(exit_code("features.py", e))
+    run_script("features.py", main)
