@@ -1,7 +1,7 @@
 """Tables and pictures of this folder's README, from logs/: python results/study-cpu/report.py
 
-Rewrites what stands between <!-- NAME --> and <!-- end --> in README.md, for NAME of main, saving, baselines, depth and
-claims, in rates.md and in the repository's README.md; draws curves.png, curves-page2.png and gaps.png. Runs that are
+Rewrites what stands between <!-- NAME --> and <!-- end --> in README.md, for NAME of main, heads, saving, baselines,
+depth and claims, in rates.md and in the repository's README.md; draws curves.png, curves-page2.png and gaps.png. Runs that are
 not there yet are left out: it can be called at any time.
 """
 import json
@@ -130,6 +130,17 @@ def speeds():
     return {name: row["step_ratio"][0] * of[row["against"]] for name, row in rows.items()}
 
 
+def heads_table():
+    """The two heads that look most at what followed earlier copies of the current token, of seed 0: probes/."""
+    rows = []
+    for name in SYSTEMS:
+        file = HERE / "probes" / f"{name}-seed0.json"
+        if file.exists() and (layers := json.loads(file.read_text())["induction"]):
+            heads = sorted(((x, layer) for layer, row in enumerate(layers, start=1) for x in row), reverse=True)
+            rows.append([f"`{name}`", *(f"{x:.2f} in layer {layer}" for x, layer in heads[:2])])
+    return markdown(["system", "copying head", "the next one"], rows)
+
+
 def saving_table(strong):
     """The tokens that gpt needs for the same loss, and the same charged by the time of a step."""
     lengths = [strong["gpt"], *(logs(rf"gpt-{steps}-seed\d+") for steps in (500, 1500, 2000))]
@@ -215,7 +226,7 @@ def gaps_picture(strong, plain):
 def main():
     strong, plain = groups(), groups("plain-")
     fill(HERE / "rates.md", rates=rates_table())
-    tables = {}
+    tables = {"heads": heads_table}
     if "gpt" in strong:
         tables |= {"main": lambda: main_table(strong), "depth": lambda: depth_table(strong),
                    "claims": lambda: claims_table(strong, plain)}
