@@ -1,8 +1,8 @@
 """Tables and pictures of this folder's README, from logs/: python results/study-cpu/report.py
 
 Rewrites what stands between <!-- NAME --> and <!-- end --> in README.md, for NAME of main, heads, saving, baselines,
-depth and claims, in rates.md and in the repository's README.md; draws curves.png, curves-page2.png and gaps.png. Runs that are
-not there yet are left out: it can be called at any time.
+depth and claims, in rates.md and in the repository's README.md; draws curves.png, curves-page2.png and gaps.png. Runs
+that are not there yet are left out: it can be called at any time.
 """
 import json
 import math
