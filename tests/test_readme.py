@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import settings
 import torch
+from analysis import random_model, tokens
 
 import models
 from nanodepth import curves, timing
@@ -108,3 +109,23 @@ def test_table_of_the_longer_texts_is_that_of_its_losses():
     rows = [json.loads(line) for line in (folder / "losses.jsonl").read_text().splitlines()]
     table = runpy.run_path(str(folder / "length.py"))["table"](rows)
     assert all(table in text for text in ((folder / "README.md").read_text(), (folder / "table.md").read_text()))
+
+
+def test_what_copying_heads_read():
+    """The table is that of its numbers, and a cut changes a model's loss, layer by layer, only while it is active."""
+    study = ROOT / "results" / "study-cpu"
+    copying, words = (runpy.run_path(str(study / f"{name}.py")) for name in ("copying", "study"))
+    found = json.loads((study / "cuts.json").read_text())
+    assert copying["table"](found) in (study / "README.md").read_text() and found.keys() == copying["CUTS"].keys()
+    for system, cuts in copying["CUTS"].items():
+        name, *options = words["SYSTEMS"][system].split()
+        model, (idx, targets) = random_model(name, **dict(zip((x[2:] for x in options[::2]), options[1::2]))), tokens()
+        losses = {}
+        with torch.no_grad():
+            whole = model(idx, targets)[1].item()
+            for layer, cut in cuts(model).items():
+                with cut:
+                    losses[layer] = model(idx, targets)[1].item()
+            assert model(idx, targets)[1].item() == whole
+        assert list(map(str, losses)) == list(found[system])[1:len(losses) + 1]
+        assert len({whole, *losses.values()}) == len(losses) + 1, system
