@@ -66,11 +66,16 @@ def exit_code(script, error):
 
 def run_script(script, main):
     """Ends the process with the exit code of main(words of the command line)."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)               # before `| head` it ends without a word
     try:
-        sys.exit(main(sys.argv[1:]))
-    except (UserError, KeyboardInterrupt) as e:
-        sys.exit(exit_code(script, e))
+        try:
+            sys.exit(main(sys.argv[1:]))
+        except (UserError, KeyboardInterrupt) as e:
+            sys.exit(exit_code(script, e))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:                                     # `| head` has seen enough: no word, as if killed by it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
 
 
 def one_line(error):

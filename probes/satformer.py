@@ -4,7 +4,7 @@ import math
 import torch
 
 from nanodepth.pictures import bars, heat, lines, per_layer
-from nanodepth.record import copying, loss_of, replaced, watch
+from nanodepth.record import loss_of, replaced, watch
 
 ABSENT = {"mixing_layers": [], "value_gate": None, "value_gate_zeros": None, "value_gate_cv": None, "interventions": {}}
 
@@ -50,15 +50,8 @@ def numbers(model, means, batches, quiet_ids):
 
 
 def interventions(model, batches, averages):
-    """Figure 4: change in perplexity when one layer's value gate is zero, or its mean over tokens and heads.
-
-    And, not in the paper, the loss of the targets that could be copied, as the model is and with a gate at zero.
-    """
+    """Figure 4: change in perplexity when one layer's value gate is zero, or its mean over tokens and heads."""
     gates = value_gates(model)
-
-    def copied(change):
-        with replaced(change):
-            return copying(model, batches)["repeated"]
 
     def perplexity(change):
         with replaced(change):
@@ -68,8 +61,7 @@ def interventions(model, batches, averages):
     constant = {gate: lambda a, x=x: torch.full_like(a, x) for gate, x in zip(gates.values(), averages)}
     return {"layers": list(gates), "perplexity": base,
             "zero": [perplexity({gate: torch.zeros_like}) - base for gate in gates.values()],
-            "mean": [perplexity({gate: function}) - base for gate, function in constant.items()],
-            "copied": copied({}), "zero_copied": [copied({gate: torch.zeros_like}) for gate in gates.values()]}
+            "mean": [perplexity({gate: function}) - base for gate, function in constant.items()]}
 
 
 def panels(run, numbers):

@@ -1,4 +1,4 @@
-"""The study of this folder, run by run: python results/study-cpu/study.py --data wiki     (about a day of one core)
+"""The study of this folder, run by run: python results/study-cpu/study.py --data wiki     (about 40 hours of one core)
 
     tune    every system at six triples of rates, a quarter of the length, with a seed of their own
     main    every system at its best rates, --seeds seeds
