@@ -85,7 +85,8 @@ def main():
     parser.add_argument("--out", type=Path, default=Path("runs/study"), help="where the runs go (runs/study)")
     parser.add_argument("--stages", nargs="+", default=["main", "length", "depth", "plain"],
                         help="main length depth plain (all, in this order)")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="of the main runs (%(default)s)")
+    parser.add_argument("--seeds", type=int, default=SEEDS,
+                        help="of the main and length runs (%(default)s); at most 2 of the others")
     parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS), metavar="SYSTEM",
                         help=f"{' '.join(SYSTEMS)} (all)")
     args = parser.parse_args()
@@ -96,18 +97,18 @@ def main():
             for system in args.systems:
                 train(Run(f"{system}-seed{seed}", system, seed, best[system]), args)
     if "length" in args.stages and "gpt" in args.systems:
-        for seed in range(SEEDS):
+        for seed in range(args.seeds):
             for steps in (STEPS // 2, 3 * STEPS // 2, 2 * STEPS):
                 train(Run(f"gpt-{steps}-seed{seed}", "gpt", seed, best["gpt"], steps), args)
     if "depth" in args.stages:
-        for seed in range(2):
+        for seed in range(min(2, args.seeds)):
             for n_layer in (6, 24):
                 for system in (x for x in DEEP if x in args.systems):
                     name = f"{system}-layers{n_layer}-seed{seed}"
                     train(Run(name, system, seed, best[system], more=dict(n_layer=n_layer)), args)
     if "plain" in args.stages:
         rates = {system: best_rates(system, args, plain=True) for system in args.systems if system not in STRONG_ONLY}
-        for seed in range(2):
+        for seed in range(min(2, args.seeds)):
             for system in rates:
                 train(Run(f"plain-{system}-seed{seed}", system, seed, rates[system]), args)
 
