@@ -44,8 +44,8 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 import models  # noqa: E402
 from nanodepth import presets, timing  # noqa: E402
-from nanodepth.devices import cast_weights, find_device, out_of_memory, peak_flops  # noqa: E402
-from nanodepth.options import Parser, UserError, parse_spec, run_script  # noqa: E402
+from nanodepth.devices import cast_weights, find_device, machine_errors, out_of_memory, peak_flops  # noqa: E402
+from nanodepth.options import Parser, UserError, parse_spec, run_script, user_errors  # noqa: E402
 from nanodepth.timing import Row  # noqa: E402
 
 SHAPE = dict(n_layer=12, d_model=384, n_head=6, vocab_size=8192, seq_len=512)       # without a preset
@@ -219,7 +219,7 @@ def ranks_table(specs, shape, worlds, dtype):
     rows = []
     for spec in specs:
         name, given = parse_spec(spec)
-        with torch.device("meta"):
+        with user_errors(f"{spec}: "), torch.device("meta"):
             model = models.build(name, **timing.known(name, {**shape, **given}))
         for world in worlds:
             of_muon, of_adamw = (timing.across(model, world, optimizer, dtype) for optimizer in ("muon", "adamw"))
@@ -302,6 +302,7 @@ def run(groups, args, shape, device, batch):
     return results, extra | ({} if args.decode else {"matmul_flops_per_s": rates[0], "copy_bytes_per_s": rates[1]})
 
 
+@machine_errors("lower --batch or take a smaller shape")
 def main(argv):
     args, shape = options(argv)
     specs = args.models or models.names()

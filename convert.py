@@ -17,6 +17,7 @@ import os
 import pickle
 import re
 import shutil
+import zipfile
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -50,7 +51,7 @@ def read_file(path):
         elif path.suffix == ".safetensors":
             value = safetensors().torch.load_file(path)
         else:
-            value = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            value = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except UserError:
         raise
     except pickle.UnpicklingError:

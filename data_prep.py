@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from nanodepth.devices import machine_errors
 from nanodepth.download import complete, fetch_shard
 from nanodepth.options import ROOT, Parser, UserError, run_script, shell
 from nanodepth.shards import CHUNK, Data, Writer, find_folder, read_shard, split_of, write_meta
@@ -257,6 +258,8 @@ def download_fineweb_edu(out="data/fineweb-edu", shards=1, base_url=FINEWEB_URL)
     names = ["finewebedu_val_000000.bin"] + [f"finewebedu_train_{i:06d}.bin" for i in range(1, shards + 1)]
     try:
         out.mkdir(parents=True, exist_ok=True)
+        if other := [p for p in out.iterdir() if split_of(p.name) and not p.name.startswith("finewebedu_")]:
+            raise UserError(f"{other[0]} is of other data: choose another --out")
         fresh = [name for name in names if not complete(out / name)]
         for name in fresh:
             fetch_shard(base_url.rstrip("/") + "/" + name, out / f"{name}.part")
@@ -342,6 +345,7 @@ def prepare(args):
                         args.field, args.shard_tokens)
 
 
+@machine_errors("lower --shard_tokens")
 def main(argv):
     args, began = parse(argv), time.perf_counter()
     try:

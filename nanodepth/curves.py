@@ -91,7 +91,7 @@ def newest(runs):
 def identity(run):
     """{name: value} of what makes a run's system: model, options and GPU, without the seed and what changes no loss."""
     hidden = {"seed", "out", "resume", "device", "compile", "deterministic", "micro_batch", "save_every", "wandb",
-              "data", "model", "preset", "eval_every"}
+              "tensorboard", "sample_every", "threads", "data", "model", "preset", "eval_every"}
     c = run["config"]
     options = {name: value for name, value in c["options"].items()
                if name not in hidden and value is not None}                 # an older run lacks newer options

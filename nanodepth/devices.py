@@ -125,6 +125,12 @@ def peak_bytes(device):
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+def disk_full(error):
+    """The OSError that says so, or that a file is as large as it may be: this one, or one behind it. Else None."""
+    full = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
+    return next((e for e in (error, error.__context__) if getattr(e, "errno", None) in full), None)
+
+
 def out_of_memory(error):
     """Whether this exception says so, of the GPU or of the CPU."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
@@ -141,8 +147,8 @@ def machine_errors(advice):
     except (RuntimeError, OSError, MemoryError) as e:
         if out_of_memory(e):
             raise UserError(f"out of memory: {advice}") from None
-        if getattr(e, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise UserError(f"{e.strerror}: stopped; free some space and start it again, train.py with --resume if "
+        if full := disk_full(e):
+            raise UserError(f"{full.strerror}: stopped; free some space and start it again, train.py with --resume if "
                             "there is a checkpoint", code=1) from None
         if isinstance(e, OSError) and e.filename:
             raise UserError(f"{e.filename}: {e.strerror}") from None

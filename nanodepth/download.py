@@ -34,7 +34,7 @@ def fetch_shard(url, part):
             with urllib.request.urlopen(request, timeout=60) as reply:
                 if reply.status != 206:                                 # the server sends the whole file
                     f.truncate(0)
-                have, todo = f.tell() if reply.status == 206 else 0, reply.length or 0
+                have, todo = f.tell() if reply.status == 206 else 0, int(reply.headers["Content-Length"] or 0)
                 with tqdm(total=have + todo, initial=have, desc=part.stem, unit="B", unit_scale=True, disable=None,
                           leave=False) as bar:
                     while chunk := reply.read(2**20):

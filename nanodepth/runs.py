@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+import zlib
 from dataclasses import asdict
 from functools import reduce
 from importlib import import_module
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 
 import models
+from nanodepth.devices import disk_full, out_of_memory
 from nanodepth.options import UserError, one_line, user_errors
 
 CHECKPOINT = {  # where in it: {key: type}; the rest are the options, the model's and the data's own fields
@@ -86,6 +88,8 @@ def load(run_dir, device="cpu"):
             model = models.build(config["model"], **config["model_config"])
         model.load_state_dict(checkpoint["model"])
     except (KeyError, TypeError, AttributeError, RuntimeError) as e:
+        if out_of_memory(e):
+            raise
         raise UserError(f"{run_dir}: the checkpoint does not fit the model's file: {one_line(e)}") from None
     return model.to(device).eval(), config
 
@@ -95,6 +99,8 @@ def take_weights(model, run_dir):
     try:
         model.load_state_dict(read_checkpoint(run_dir)["model"])
     except RuntimeError as e:
+        if out_of_memory(e):
+            raise
         raise UserError(f"the weights of {run_dir} do not fit the model ({one_line(e)[:120]} ...): leave out --model "
                         "and options of its shape") from None
 
@@ -219,9 +225,11 @@ class Run:
             set_optimizers(checkpoint["optimizers"], step)
             torch.set_rng_state(checkpoint["rng"])
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as e:
+            if out_of_memory(e):
+                raise
             raise UserError(f"{path}/ckpt.pt does not fit models/{options.model}.py: {one_line(e)}") from None
         run.start = run.saved = step
-        run.config["options"] |= {name: vars(options)[name] for name in given if name != "resume"}
+        run.config["options"] |= {name: x for name, x in vars(options).items() if name in given and name != "resume"}
         if run.writes:
             write_text(path / "config.json", json.dumps(run.config, indent=1))
             rows = log_rows(path / "log.jsonl", step)
@@ -234,11 +242,11 @@ class Run:
         """From here on log() writes; also to wandb and TensorBoard, if these packages are given."""
         if self.writes:
             self.file = open(self.path / "log.jsonl", "a", buffering=1)
-            if wandb:
+            if wandb:                                                       # a copy of the folder is another run
                 self.wandb = wandb.init(project="nanodepth", name=self.path.name, config=self.config, resume="allow",
-                                        id=self.config["id"])
+                                        id=f"{self.config['id']}-{zlib.crc32(self.path.name.encode()):08x}")
             if tensorboard:                                                 # what a resumed run repeats is hidden
-                self.board = tensorboard.SummaryWriter(self.path, purge_step=self.start)
+                self.board = tensorboard.SummaryWriter(self.path, purge_step=self.start + 1)
 
     def log(self, kind, step, **row):
         """Adds a row to the log: kind, step, tokens so far, and the given numbers."""
@@ -258,19 +266,23 @@ class Run:
             if self.writes:
                 write_atomically(self.path / "ckpt.pt", lambda f: torch.save(state, f))
         except (OSError, RuntimeError) as e:
-            kept = self.path / "before_decay"
-            if kept.exists() and not (kept / ".lock").exists():             # its place is needed, nobody went on there
+            kept = self.path / "before_decay"                               # its place is needed, unless it was used
+            if disk_full(e) and kept.exists() and not (kept / ".lock").exists():
                 shutil.rmtree(kept, ignore_errors=True)
-                return self.save(step, model, optimizers)
+                if not kept.exists():
+                    return self.save(step, model, optimizers)
             self.save_failed = True
             return (f"step {step}: the checkpoint could not be written (is the disk full? {one_line(e)}); "
                     f"{self.newest()}")
         self.saved, self.save_failed = step, False
 
     def keep_before_decay(self):
-        """Makes before_decay/, a run folder with what there is now, unless it is there already. None, or one line."""
+        """Makes before_decay/, a run folder with what there is now. None, or one line if that fails.
+
+        One of an earlier step (the run was shorter then) makes room for it, unless somebody went on there.
+        """
         kept = self.path / "before_decay"
-        if not self.writes or self.save_failed or kept.exists():
+        if not self.writes or self.save_failed or (kept / ".lock").exists():
             return None
         temporary = self.path / ".before_decay.tmp"
         try:
@@ -282,6 +294,7 @@ class Run:
             if (self.path / "source").exists():
                 shutil.copytree(self.path / "source", temporary / "source")
             os.link(self.path / "ckpt.pt", temporary / "ckpt.pt")           # the next save replaces the other name
+            shutil.rmtree(kept, ignore_errors=True)
             os.rename(temporary, kept)
         except OSError as e:
             shutil.rmtree(temporary, ignore_errors=True)

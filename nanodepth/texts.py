@@ -157,7 +157,7 @@ def jsonl_documents(file, field, bar):
         line = decode(line.removeprefix(BOM), file, i)                   # of files put one behind the other
         try:
             text = json.loads(line)[field].encode("utf-8", "replace").decode()      # half a surrogate pair is no text
-        except (ValueError, KeyError, TypeError, AttributeError) as e:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
             raise UserError(f"{file}:{i}: not a JSON object with text in the field {field!r} "
                             f"({type(e).__name__}): correct the line or name the --field") from None
         if text:

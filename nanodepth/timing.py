@@ -112,7 +112,7 @@ class Row:
     @torch.no_grad()
     def decode(self):
         """(seconds to the first token, seconds per further token), greedy, batch 1."""
-        prompt, seconds = self.idx[:1, :self.args.prompt], []
+        prompt, seconds = self.idx.reshape(1, -1)[:, :self.args.prompt], []
         if self.decoder is None:
             self.decoder = cast_weights(copy.deepcopy(self.model), self.args.dtype).eval()
         for n in (1, self.args.new_tokens):

@@ -148,6 +148,15 @@ def test_profiled(scripts, tmp_path):
                for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"])
 
 
+def test_a_prompt_may_be_longer_than_a_sequence(monkeypatch):
+    args, seen = SimpleNamespace(seq_len=8, dtype="fp32", compile=False, prompt=14, new_tokens=2), []
+    row = timing.Row("gpt", args, {**SHAPE, "n_layer": 1})
+    monkeypatch.setattr(type(row.model), "generate", lambda self, idx, *args, **kwargs: seen.append(idx.shape))
+    row.start(torch.device("cpu"), (torch.zeros(2, 8, dtype=torch.long),) * 2)
+    row.decode()
+    assert seen == [(1, 14)] * 2
+
+
 def test_a_graph_break_is_counted(monkeypatch):
     row = timing.Row("gpt", SimpleNamespace(seq_len=8, dtype="fp32", compile=True), {**SHAPE, "n_layer": 1})
     plain = row.model.output
@@ -162,6 +171,8 @@ BAD = [["--models", "gtp"], ["--models", "gpt:width=3"], ["--models", "gpt:qk_no
        ["--models", "gpt:n_kv_head=4"], ["--preset", "huge"], ["--dtype", "fp8"], ["--batch", "0"],
        ["--new_tokens", "1"], ["--prompt", "100000"], ["--decode", "0"], ["--decode", "8", "--new_tokens", "0"],
        ["--n_head", "5"], ["--seq_len", "0"], ["--device", "abacus"], ["--profile", "x.json"],
+       ["--ranks", "8", "--models", "gpt", "--n_head", "7"], ["--models", "gpt", "--batch", "1000000000"],
+       ["--models", "gpt", "--vocab_size", "2000000000"],
        ["--json", "no/such/folder/x.json"], ["--json", "/"], ["--speed", "9"]]
 
 

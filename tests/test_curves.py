@@ -17,7 +17,8 @@ def test_systems_are_named_by_what_differs(tmp_path):
     def labels(*runs):
         return {label: len(some) for label, some in curves.systems([curves.read_log(run) for run in runs]).items()}
     a = write_run(tmp_path / "a", [5, 4])
-    b = write_run(tmp_path / "b", [5, 4], seed=1, options={"out": "x", "preset": "mine", "micro_batch": 1})
+    b = write_run(tmp_path / "b", [5, 4], seed=1, options={
+        "out": "x", "preset": "mine", "micro_batch": 1, "threads": 1, "tensorboard": True, "sample_every": 5})
     c = write_run(tmp_path / "c", [5, 4], config={"gate": "elementwise"}, options={"muon_lr": 0.01})
     d = write_run(tmp_path / "d", [5, 4], options={"muon_lr": 0.01})
     e = write_run(tmp_path / "e", [5, 4], model="hacked")

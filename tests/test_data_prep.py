@@ -787,6 +787,9 @@ def test_download(tmp_path, server):
     # one shard more
     assert len(data_prep.download_fineweb_edu(tmp_path / "fw", 3, server.url + "/")["shards"]) == 4
     assert [name for name, _ in server.log] == ["finewebedu_train_000003.bin"]
+    # from a folder
+    meta = data_prep.download_fineweb_edu(tmp_path / "copy", 2, (tmp_path / "fw").as_uri())
+    assert sorted(meta["shards"]) == names
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -863,6 +866,7 @@ def desk(tmp_path_factory):
     (desk / "bad.jsonl").write_text('{"text": "a"}\n\n{"text": "b"\n')
     (desk / "nofield.jsonl").write_text('{"text": "a"}\n{"body": "b"}\n')
     (desk / "list.jsonl").write_text('["text"]\n')
+    (desk / "deep.jsonl").write_text("[" * 200_000 + "\n")
     (desk / "number.jsonl").write_text('{"text": 5}\n')
     (desk / "page.html").write_text("x")
     (desk / "cut.txt.gz").write_bytes(gzip.compress(b"x" * 1000)[:-9])
@@ -876,6 +880,8 @@ def desk(tmp_path_factory):
     (desk / "data/taken").mkdir(parents=True)
     (desk / "data/taken/meta.json").write_text("{}")
     (desk / "file").write_text("x")
+    (desk / "other").mkdir()
+    (desk / "other/train_000000.bin").write_bytes(shard_bytes([256, 5, 6]))
     return desk
 
 
@@ -920,6 +926,7 @@ def desk(tmp_path_factory):
     ("text bad.jsonl --name x --tokenizer byte", "bad.jsonl:3: "),
     ("text nofield.jsonl --name x --tokenizer byte", "nofield.jsonl:2: "),
     ("text list.jsonl --name x --tokenizer byte", "list.jsonl:1: "),
+    ("text deep.jsonl --name x --tokenizer byte", "deep.jsonl:1: "),
     ("text number.jsonl --name x --tokenizer byte", "number.jsonl:1: "),
     ("text cut.txt.gz --name x --tokenizer byte", "cut.txt.gz: broken or truncated"),
     ("text cut.txt.xz --name x --tokenizer byte", "cut.txt.xz: broken or truncated"),
@@ -931,6 +938,7 @@ def desk(tmp_path_factory):
     ("fineweb-edu --shards 1 --url http://127.0.0.1:9 --out y", "download failed"),
     ("fineweb-edu --shards 1 --url nonsense --out y", "nonsense"),
     ("fineweb-edu --shards 1 --out file", "file"),
+    ("fineweb-edu --shards 1 --out other", "other/train_000000.bin is of other data: choose another --out"),
 ])
 def test_user_mistakes_are_one_line(desk, args, words, monkeypatch, capsys):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(desk / "cache"))

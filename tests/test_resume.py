@@ -3,13 +3,17 @@ import base64
 import json
 import shutil
 import signal
+import sys
 import time
+import types
 
 import pytest
+import torch
 
 import data_prep
 import models
 from nanodepth import runs
+from nanodepth.options import UserError
 from small import SMALL, assert_same_run, flags, inside, losses, rows, start, vals
 
 LONG = {**SMALL, "max_steps": 48, "schedule": "wsd"}                        # its end begins at step 36
@@ -32,27 +36,39 @@ def test_a_longer_run_is_the_one_that_was_longer_from_the_start(data, scripts, t
     assert "at step 40 of 40" in said and "begins at step 32" in said
     assert f"python train.py --resume {kept} --max_steps 60" in said and len(said.splitlines()) == 1
     finished = (tmp_path / "short" / "ckpt.pt").read_bytes()
+    shutil.copytree(kept, tmp_path / "copy")
+    shutil.move(tmp_path / "copy", kept / "before_decay")                   # as if it was killed at step 32
     assert "going on at step 32 of 60" in resumed(scripts, kept, "--max_steps", 60)
     assert_same_run(kept, tmp_path / "long")
+    assert runs.read_checkpoint(kept / "before_decay")["step"] == 48        # the longer run's
     assert (tmp_path / "short" / "ckpt.pt").read_bytes() == finished        # the shorter run is as it was
     assert json.loads((kept / "config.json").read_text())["options"]["max_steps"] == 60
     assert "is finished: it has all its 60 steps" in resumed(scripts, kept)
 
 
-@pytest.mark.parametrize("used", [False, True])
-def test_a_full_disk_takes_the_place_of_before_decay(used, data, tmp_path, monkeypatch):
-    """Unless somebody went on from there: then the last checkpoint is missing, and the exit code is 1."""
+@pytest.mark.parametrize("case", ["full", "used", "stuck", "no permission"])
+def test_a_full_disk_takes_the_place_of_before_decay(case, data, tmp_path, monkeypatch):
+    """Unless somebody went on from there, it cannot be deleted, or another thing is wrong: then the last checkpoint is
+    missing, and the exit code is 1."""
     save, kept = runs.write_atomically, tmp_path / "run" / "before_decay"
 
-    def full(path, write):
+    def broken(path, write):
         if path.name == "ckpt.pt" and kept.exists():
-            if used:
+            if case == "used":
                 (kept / ".lock").touch()
-            raise OSError(28, "No space left on device")
+            if case == "no permission":
+                raise PermissionError(13, "Permission denied")
+            try:
+                raise OSError(28, "No space left on device")
+            finally:
+                raise RuntimeError("unexpected pos 704 vs 598")             # as torch does
         save(path, write)
-    monkeypatch.setattr(runs, "write_atomically", full)
-    assert inside(*flags(**LONG, data=data, out=tmp_path / "run")) == int(used)
-    assert runs.read_checkpoint(tmp_path / "run")["step"] == (36 if used else 48) and kept.exists() == used
+    monkeypatch.setattr(runs, "write_atomically", broken)
+    if case == "stuck":
+        monkeypatch.setattr(runs.shutil, "rmtree", lambda *args, **kwargs: None)
+    stays = case != "full"
+    assert inside(*flags(**LONG, data=data, out=tmp_path / "run")) == int(stays)
+    assert runs.read_checkpoint(tmp_path / "run")["step"] == (36 if stays else 48) and kept.exists() == stays
 
 
 def test_muon_goes_on_before_its_momentum_falls(data, scripts, tmp_path):
@@ -76,7 +92,8 @@ def test_what_may_change(data, whole, scripts, tmp_path):
     """How often is validated and on how much, and a new config.json for a broken one."""
     shutil.copytree(whole / "before_decay", tmp_path / "a")
     (tmp_path / "a" / "config.json").write_text("{broken")
-    resumed(scripts, tmp_path / "a" / "ckpt.pt", "--eval_every", 3, "--eval_tokens", 300, "--threads", 2)
+    resumed(scripts, tmp_path / "a" / "ckpt.pt", "--eval_every", 3, "--eval_tokens", 300, "--threads", 2,
+            "--n_layer", SMALL["n_layer"], "--seq_len", SMALL["seq_len"])   # said again
     config = json.loads((tmp_path / "a" / "config.json").read_text())
     assert config["options"]["eval_tokens"] == 300 and config["model_config"]["d_model"] == 32
     assert losses(tmp_path / "a") == losses(whole)
@@ -141,3 +158,32 @@ def test_samples_and_tensorboard(data, tmp_path, capsys):
     assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [
         (row["step"], pytest.approx(row["loss"])) for row in rows(tmp_path / "b")]
     assert [e.step for e in events.Scalars("val/bpb")] == [0, 2, 4, 6, 8]
+    assert inside("--resume", str(tmp_path / "b")) == 0
+    again = EventAccumulator(str(tmp_path / "b")).Reload()
+    assert all([e.step for e in again.Scalars(name)] == [e.step for e in events.Scalars(name)]
+               for name in ("train/loss", "val/bpb"))
+
+
+def test_weights_and_biases(data, tmp_path, monkeypatch):
+    """A run that goes on is the same one there; a copy that goes on, and before_decay, are others."""
+    begun, logged = [], []
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(
+        init=lambda **given: begun.append(given) or types.SimpleNamespace(log=lambda row, step: logged.append(step))))
+    assert inside(*flags(**LONG, data=data, out=tmp_path / "a", wandb=True)) == 0
+    assert sorted(set(logged)) == list(range(49))
+    shutil.copytree(tmp_path / "a" / "before_decay", tmp_path / "b")
+    for path in (tmp_path / "a", tmp_path / "b", tmp_path / "a" / "before_decay"):
+        assert inside("--resume", str(path)) == 0
+    ids = [given["id"] for given in begun]
+    assert ids[0] == ids[1] and len(set(ids)) == 3 and all(given["resume"] == "allow" for given in begun)
+
+
+def test_memory_that_is_short_is_no_wrong_checkpoint(whole, data, tmp_path, monkeypatch):
+    def short(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    monkeypatch.setattr(torch.nn.Module, "load_state_dict", short)
+    for words in (["--resume", str(whole)], flags(**SMALL, init_from=whole, data=data, out=tmp_path / "a")):
+        with pytest.raises(UserError, match="^out of memory: "):
+            inside(*words)
+    with pytest.raises(torch.OutOfMemoryError):
+        runs.load(whole)
