@@ -103,14 +103,19 @@ def options(argv):
     return args, shape
 
 
+def shape_of(spec, args, shape):
+    """The shape of the gpt to compare with; no weights are made. UserError for a wrong spec."""
+    with torch.device("meta"):
+        return Row(spec, args, shape).shape
+
+
 def plan(specs, args, shape):
-    """{spec of a gpt: [specs to compare with it]}: gpt of each shape that occurs. ValueError for a wrong spec."""
-    standard, groups = Row("gpt", args, shape).shape, {}
+    """{spec of a gpt: [specs to compare with it]}: gpt of each shape that occurs. UserError for a wrong spec."""
+    standard, groups = shape_of("gpt", args, shape), {}
     for spec in specs:
-        row = Row(spec, args, shape)
-        own = [f"{key}={value}" for key, value in row.shape.items() if value != standard[key]]
+        own = [f"{key}={value}" for key, value in shape_of(spec, args, shape).items() if value != standard[key]]
         others = groups.setdefault(":".join(["gpt", *own]), [])
-        if row.name != "gpt":                                                       # its group's gpt is this one
+        if parse_spec(spec)[0] != "gpt":                                            # its group's gpt is this one
             others.append(spec)
     return groups
 
@@ -326,7 +331,7 @@ def main(argv):
     results, extra = run(groups, args, shape, device, batch)
     head = {"date": time.strftime("%Y-%m-%d"), "chip": chip(device), "torch": str(torch.__version__),
             "python": platform.python_version(), "command": ["bench.py", *argv],
-            "shape": Row(next(iter(groups)), args, shape).shape, "seq_len": args.seq_len, "batch": args.batch,
+            "shape": shape_of(next(iter(groups)), args, shape), "seq_len": args.seq_len, "batch": args.batch,
             "dtype": args.dtype, "compile": args.compile, "rounds": args.rounds, "prompt": args.prompt,
             "new_tokens": args.new_tokens, **extra}
     try:
