@@ -1,9 +1,10 @@
 """From the logs of runs to systems, intervals and tables. Runs that differ in their seed alone are one system."""
 import json
 import math
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, median, mode, stdev
 
 import models
 from nanodepth.options import one_line
@@ -19,7 +20,8 @@ T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.
 def read_log(run):
     """{"run", "config", "seed", "train", "val"} of a run folder, from its config.json and log.jsonl.
 
-    train: rows with tok_s; val: rows with tokens and loss; both with any of these and peak_bytes where they are known.
+    train: rows with tok_s; val: rows with tokens and loss; both with any of these, eval_tokens and peak_bytes where
+    they are known.
     ValueError for a folder without them, or with fewer than two validations.
     """
     try:
@@ -36,7 +38,7 @@ def read_log(run):
         try:
             row = json.loads(line)
             needed = {"train": ("tok_s",), "val": ("tokens", "loss")}[row["kind"]]
-            more = {"tokens", "loss", "peak_bytes"} & set(row) - set(needed)
+            more = {"tokens", "loss", "eval_tokens", "peak_bytes"} & set(row) - set(needed)
             rows[row["kind"]].append({key: row[key] + 0 for key in (*needed, *more)})
         except (ValueError, KeyError, TypeError):
             if line is not lines[-1]:                                       # the last may be cut off
@@ -93,9 +95,10 @@ def identity(run):
     hidden = {"seed", "out", "resume", "device", "compile", "deterministic", "micro_batch", "save_every", "wandb",
               "tensorboard", "sample_every", "threads", "data", "model", "preset", "eval_every"}
     c = run["config"]
-    options = {name: value for name, value in c["options"].items()
-               if name not in hidden and value is not None}                 # an older run lacks newer options
-    return {"model": c["model"], **c["model_config"], **options, "gpu": c.get("gpu")}
+    options = {"final_lr_frac": 0.1, **c["options"]}                        # an older run lacks newer options
+    options = {name: value for name, value in options.items() if name not in hidden and value is not None}
+    structure = defaults(c["model"], c["model_config"]) | c["model_config"]
+    return {"model": c["model"], **structure, **options, "gpu": c.get("gpu")}
 
 
 def systems(runs):
@@ -111,7 +114,11 @@ def systems(runs):
             raise ValueError(f"{seeds[run['seed']]['run']} and {run['run']} are the same system with the same seed: "
                              "leave one out")
         seeds[run["seed"]] = run
-    return {label(key, list(seeds.values()), groups): list(seeds.values()) for key, seeds in groups.values()}
+    found = {}
+    for key, seeds in groups.values():
+        name = label(key, list(seeds.values()), groups)
+        found[name if name not in found else f"{name} ({len(found) + 1})"] = list(seeds.values())
+    return found
 
 
 def label(key, some, groups):
@@ -131,9 +138,11 @@ def label(key, some, groups):
 
 
 def defaults(name, given):
-    """The values that a model's Config takes beside the given ones; {} if its file is gone or has changed too much."""
+    """The values of a model's Config with the given ones, of which it may lack some; {} if its file is gone or has
+    changed too much."""
     try:
-        return vars(models.module(name).Config(**given))
+        config = models.module(name).Config
+        return vars(config(**{f.name: given[f.name] for f in fields(config) if f.name in given}))
     except (ValueError, TypeError):
         return {}
 
@@ -146,7 +155,7 @@ def find_baseline(groups, asked=None):
     """
     root = models.names()[0]
     plain = [name for name in groups if name.split()[0] == root]
-    ends = {name: curve(some)[-1][0] if some else None for name, some in groups.items()}
+    ends = {name: end(some)[0] if some else None for name, some in groups.items()}
     usual = max(plain or groups, key=lambda name: list(ends.values()).count(ends[name]))
     found = asked or (root if root in groups else usual)
     if found not in groups:
@@ -158,9 +167,21 @@ def find_baseline(groups, asked=None):
 
 
 def curve(some):
-    """Mean over the seeds of the validation losses at the steps that all of them have: [(tokens, loss)]."""
+    """Mean over the seeds of the validation losses at the steps that all of them have: [(tokens, loss)].
+
+    Without those on more or fewer tokens than most are, such as the last one of a run with final_eval_tokens.
+    """
+    usual = mode(row.get("eval_tokens") for run in some for row in run["val"])
+    at = [{row["tokens"]: row["loss"] for row in run["val"] if row.get("eval_tokens") == usual} for run in some]
+    common = sorted(set.intersection(*map(set, at)))
+    return [(tokens, mean(rows[tokens] for rows in at)) for tokens in common] or [end(some)]
+
+
+def end(some):
+    """(tokens, mean loss) of the last validation that all seeds have."""
     at = [{row["tokens"]: row["loss"] for row in run["val"]} for run in some]
-    return [(tokens, mean(rows[tokens] for rows in at)) for tokens in sorted(set.intersection(*map(set, at)))]
+    last = max(set.intersection(*map(set, at)))
+    return last, mean(rows[last] for rows in at)
 
 
 def training(some, base=None):
@@ -199,10 +220,11 @@ def between(points, x):
 
 
 def gaps(some, base, tokens):
-    """Losses after so many tokens minus those of the run in `base` with the same seed, hence the same batches."""
-    at = [{run["seed"]: row["loss"] for run in group for row in run["val"] if row["tokens"] == tokens}
-          for group in (some, base)]
-    return [at[0][seed] - at[1][seed] for seed in at[0] if seed in at[1]]
+    """Losses after so many tokens minus those of the run in `base` with the same seed, hence the same batches; of runs
+    that were validated on equally many tokens there."""
+    at = [{(run["seed"], row.get("eval_tokens")): row["loss"] for run in group for row in run["val"]
+           if row["tokens"] == tokens} for group in (some, base)]
+    return [at[0][key] - at[1][key] for key in at[0] if key in at[1]]
 
 
 def interval(values):
@@ -239,19 +261,20 @@ def tokens_needed(ends, loss):
 
 def summarise(groups, baseline):
     """{label: row of the table} of systems()'s groups, the baseline first; as of the last validation all seeds have."""
-    rows, level = {}, curve(groups[baseline])[-1]
+    rows, level = {}, end(groups[baseline])
+    alike = level == curve(groups[baseline])[-1]                            # a point of its curve
     for name, some in {baseline: groups[baseline], **groups}.items():
-        points = curve(some)
-        ends = [row["loss"] for run in some for row in run["val"] if row["tokens"] == points[-1][0]]
-        comparable = points[-1][0] == level[0]
+        points, (tokens, loss) = curve(some), end(some)
+        ends = [row["loss"] for run in some for row in run["val"] if row["tokens"] == tokens]
+        comparable = tokens == level[0]
         gap, half = interval(gaps(some, groups[baseline], level[0])) if comparable else (None, None)
         peaks = [max(row.get("peak_bytes", 0) for row in run["val"]) for run in some]
         speeds = [median(row["tok_s"] for row in run["train"]) for run in some]
         rows[name] = {
-            "runs": [run["run"] for run in some], "seeds": [run["seed"] for run in some], "tokens": points[-1][0],
-            "loss": points[-1][1], "loss_sd": stdev(ends) if len(ends) > 1 else None,
+            "runs": [run["run"] for run in some], "seeds": [run["seed"] for run in some], "tokens": tokens,
+            "loss": loss, "loss_sd": stdev(ends) if len(ends) > 1 else None,
             "difference": gap, "difference_95": half,
-            "tokens_to_baseline": level[0] if name == baseline else crossing(points, level[1]),
+            "tokens_to_baseline": None if not alike else level[0] if name == baseline else crossing(points, level[1]),
             "tok_s": mean(speeds), "tok_s_sd": stdev(speeds) if len(speeds) > 1 else None,
             "peak_bytes": mean(peaks) if min(peaks) else None, "curve": points}
     return rows
@@ -266,7 +289,8 @@ def table(rows, baseline):
         return format(value, form) + ("" if spread is None else f" ± {format(spread, form.lstrip('+'))}")
 
     for name, r in rows.items():
-        gap, reached = "-", "-" if name == baseline else "not reached"
+        unknown = name == baseline or rows[baseline]["tokens_to_baseline"] is None
+        gap, reached = "-", "-" if unknown else "not reached"
         if r["difference"] is not None and name != baseline:
             gap = with_spread(r["difference"], r["difference_95"], "+.4f")
         if name != baseline and r["tokens_to_baseline"] is not None:

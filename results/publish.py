@@ -23,13 +23,14 @@ def script(log, name, *words):
 
 
 def final_loss(run):
-    """The validation loss at the last step; None without a log, inf if the run did not get there."""
+    """The validation loss at the last step; None without a log, inf if the run did not get there or diverged."""
     if not (run / "log.jsonl").exists():
         return None
     text = (run / "log.jsonl").read_text()
     rows = [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]     # without a line that was cut off
     steps = json.loads((run / "config.json").read_text())["options"]["max_steps"]
-    return next((row["loss"] for row in rows if row["kind"] == "val" and row["step"] == steps), math.inf)
+    loss = next((row["loss"] for row in rows if row["kind"] == "val" and row["step"] == steps), math.inf)
+    return loss if math.isfinite(loss) else math.inf
 
 
 def train(run, model, *words, **options):

@@ -127,7 +127,8 @@ def by_title(fig):
     return {ax.get_title(): ax for ax in fig.axes}
 
 
-def write_run(folder, losses, seed=0, model=ROOT, tok_s=1000.0, step=100, config=(), options=(), peak=2 ** 30):
+def write_run(folder, losses, seed=0, model=ROOT, tok_s=1000.0, step=100, config=(), options=(), peak=2 ** 30,
+              eval_tokens=()):
     """A run folder as train.py leaves it, without a checkpoint: validations at steps 0, 1, 2, .. times `step`."""
     folder.mkdir(parents=True)
     chosen = {"model": model, "preset": "tiny", "seed": seed, "out": str(folder), "seq_len": 256, "eval_tokens": 1000,
@@ -137,6 +138,8 @@ def write_run(folder, losses, seed=0, model=ROOT, tok_s=1000.0, step=100, config
         "data": {"path": "d", "fingerprint": "f"}}))
     rows = [{"kind": "val", "step": i * step, "tokens": i * step * 10, "loss": loss, "peak_bytes": peak}
             for i, loss in enumerate(losses)]
+    for row, n in zip(rows, eval_tokens):
+        row["eval_tokens"] = n
     rows += [{"kind": "train", "step": i, "tokens": i * 10, "loss": 1.0, "tok_s": tok_s * (3 if i == 1 else 1)}
              for i in range(1, 6)]
     (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

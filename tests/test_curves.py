@@ -1,6 +1,7 @@
 """curves.py: systems, intervals and tokens saved against numbers by hand."""
 import math
 import os
+from pathlib import Path
 
 import pytest
 from analysis import ROOT, write_run
@@ -13,7 +14,7 @@ def test_student_quantiles():
     assert curves.T95 == pytest.approx([stats.t.ppf(0.975, n) for n in range(1, 31)], abs=6e-4)
 
 
-def test_systems_are_named_by_what_differs(tmp_path):
+def test_systems_are_named_by_what_differs(tmp_path, monkeypatch):
     def labels(*runs):
         return {label: len(some) for label, some in curves.systems([curves.read_log(run) for run in runs]).items()}
     a = write_run(tmp_path / "a", [5, 4])
@@ -30,6 +31,18 @@ def test_systems_are_named_by_what_differs(tmp_path):
     h = write_run(tmp_path / "h", [5, 4], config={**shape, "n_kv_head": 4, "my_new_option": 1})   # the file has grown
     assert labels(g, f) == {ROOT: 1, f"{ROOT} n_kv_head=2": 1}
     assert labels(f, h) == {ROOT: 1, f"{ROOT} my_new_option=1": 1}
+    filled = {**shape, "n_kv_head": 4, "z_loss": 0.0}                               # z_loss came later
+    i = write_run(tmp_path / "i", [5, 4], seed=1, config=filled, options={"final_lr_frac": 0.1})
+    assert labels(f, i) == {ROOT: 2}
+    monkeypatch.setattr(curves, "label", lambda *args: "x")                         # nothing is lost
+    assert labels(a, b, d) == {"x": 2, "x (2)": 1}
+
+
+def test_published_runs_are_what_they_were():
+    """Three seeds of a system are one system, though an option came between them."""
+    logs = Path(__file__).parent.parent / "results" / "study-cpu" / "logs"
+    for kind in (ROOT, f"{ROOT}-gated"):
+        assert len(curves.systems([curves.read_log(logs / f"{kind}-seed{seed}") for seed in range(3)])) == 1
 
 
 def test_the_baseline_is_as_long_as_most(tmp_path):
@@ -125,6 +138,22 @@ def test_only_losses_after_equal_tokens_are_compared(tmp_path):
     assert rows["late"]["loss"] == 4 and rows["late"]["loss_sd"] == 0               # as of what both seeds have
     assert rows["late"]["tokens"] == 1000
     assert rows[ROOT]["loss"] == 3.5 and rows["more"]["tokens_to_baseline"] == 2250
+
+
+def test_losses_on_other_validation_tokens_are_no_points_of_the_curve(tmp_path):
+    """final_eval_tokens: the last losses are differences and no crossings; and a run whose eval_tokens changed."""
+    usual, more = {"eval_tokens": [7] * 4}, {"eval_tokens": [7, 7, 7, 70]}
+    base = [curves.read_log(write_run(tmp_path / "b", [9, 5, 4, 3.5], 0, **more))]
+    some = [curves.read_log(write_run(tmp_path / "s", [9, 4, 3, 3.2], 0, **more))]
+    rows = curves.summarise({ROOT: base, "x": some}, ROOT)
+    assert rows["x"]["difference"] == pytest.approx(-0.3) and rows["x"]["loss"] == 3.2 and rows["x"]["tokens"] == 3000
+    assert rows["x"]["curve"] == [(0, 9), (1000, 4), (2000, 3)]
+    assert rows["x"]["tokens_to_baseline"] is None and "not reached" not in curves.table(rows, ROOT)
+    base = [curves.read_log(write_run(tmp_path / "c", [9, 5, 4, 3.5], 0, **usual))]
+    rows = curves.summarise({ROOT: base, "x": some}, ROOT)
+    assert rows["x"]["difference"] is None and rows["x"]["tokens_to_baseline"] == pytest.approx(1500)
+    changed = [curves.read_log(write_run(tmp_path / "d", [8, 4, 3, 2], 0, eval_tokens=[9, 7, 7, 7]))]
+    assert curves.curve(changed) == [(1000, 4), (2000, 3), (3000, 2)] and curves.gaps(changed, base, 0) == []
 
 
 def test_a_last_line_that_was_cut_off_does_not_count(tmp_path):

@@ -140,7 +140,7 @@ def test_saving_by_hand(report, tmp_path, monkeypatch):
     """
     for name, losses, step in (("gpt", [9, 4.0], 400), ("gpt-2000", [9, 3.5], 800), ("slow", [9, 3.75], 200),
                                ("gated", [9, 4.1], 200), ("new", [9, 3.5], 200)):
-        write_run(tmp_path / "logs" / f"{name}-seed0", losses, 0, step=step)
+        write_run(tmp_path / "logs" / f"{name}-seed0", losses, 0, step=step, options={"max_steps": step})
     times = (("gpt", "gpt", 1.0, 1000), ("slow", "gpt", 0.5, 500), ("gpt:gate=elementwise",) * 2 + (1.0, 800),
              ("gated", "gpt:gate=elementwise", 0.5, 400))
     (tmp_path / "bench.json").write_text(json.dumps({"models": [

@@ -15,6 +15,7 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
+import publish  # noqa: E402
 from publish import fill, markdown  # noqa: E402
 from study import DEEP, SYSTEMS  # noqa: E402
 
@@ -42,9 +43,10 @@ FRONT = ("gpt-gated", "resformer", "satformer", "exoformer", "exoformer-dynamic"
 
 
 def logs(pattern):
-    """[run] of the folders in logs/ whose whole name matches, by seed."""
+    """[run] of the folders in logs/ whose whole name matches and that did not diverge, by seed."""
     found = [path for path in (HERE / "logs").iterdir() if re.fullmatch(pattern, path.name)]
-    return sorted(map(curves.read_log, found), key=lambda run: run["seed"])
+    ended = [path for path in found if publish.final_loss(path) not in (None, math.inf)]
+    return sorted(map(curves.read_log, ended), key=lambda run: run["seed"])
 
 
 def groups(prefix="", suffix="", systems=SYSTEMS):
@@ -144,9 +146,11 @@ def heads_table():
 def saving_table(strong):
     """The tokens that gpt needs for the same loss, and the same charged by the time of a step."""
     lengths = [strong["gpt"], *(logs(rf"gpt-{steps}-seed\d+") for steps in (500, 1500, 2000))]
-    ends, rows, speed = [curves.curve(runs)[-1] for runs in lengths if runs], [], speeds()
+    rows, speed = [], speeds()
     for name, runs in ((name, runs) for name, runs in strong.items() if name != "gpt"):
-        tokens, loss = curves.curve(runs)[-1]
+        (tokens, loss), seeds = curves.end(runs), {run["seed"] for run in runs}
+        same = [[run for run in some if run["seed"] in seeds] for some in lengths]      # of gpt, on the same batches
+        ends = [curves.end(some) for some in same if {run["seed"] for run in some} == seeds]
         needed = curves.tokens_needed(ends, loss)
         cells = ["not in reach", ""] if needed is None else [f"{needed / 1e6:.2f}M", f"{needed / tokens:.2f}x"]
         cells.append(f"{1 / speed[name]:.2f}" if name in speed else "")
@@ -194,9 +198,9 @@ def front_table(strong):
 
 def rates_table():
     tries = {}
-    for run in sorted(logs(r"tune-.*"), key=lambda run: run["run"]):
-        system, *rates = re.fullmatch(r"tune-(.*?)-(\d[\d.e-]*)", Path(run["run"]).name).groups()
-        tries.setdefault(system, {})[rates[0].replace("-", " ")] = run["val"][-1]["loss"]
+    for path in sorted((HERE / "logs").glob("tune-*")):
+        system, rates = re.fullmatch(r"tune-(.*?)-(\d[\d.e-]*)", path.name).groups()
+        tries.setdefault(system, {})[rates.replace("-", " ")] = publish.final_loss(path)
     rows = []
     for name, losses in sorted(tries.items()):
         marks = {rates: "**" if loss == min(losses.values()) else "" for rates, loss in losses.items()}

@@ -12,6 +12,7 @@ queues can share the work.
 """
 import argparse
 import json
+import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,9 +60,10 @@ def train(run, args):
         publish.train(folder, *words, data=args.data, seed=run.seed, max_steps=run.steps, eval_every=run.steps // 4,
                       **rates, **run.more)
         publish.publish(folder, logs, f"runs/study/{run.name}")
-    if run.seed != TUNING_SEED and not (logs / "copying.json").exists() and (folder / "ckpt.pt").exists():
-        (logs / "copying.json").write_text(json.dumps(publish.copying(folder)) + "\n")
     loss = publish.final_loss(logs)
+    if run.seed != TUNING_SEED and math.isfinite(loss) and not (logs / "copying.json").exists() \
+            and (folder / "ckpt.pt").exists():
+        (logs / "copying.json").write_text(json.dumps(publish.copying(folder)) + "\n")
     print(f"{run.name}  rates {run.rates}  val {loss:.4f}", flush=True)
     return loss
 
