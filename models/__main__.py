@@ -9,38 +9,50 @@ from nanodepth.options import parse_spec, run_script, same_shape, user_errors
 
 
 def sizes(name, options):
-    """(parameters, forward FLOPs per token in a context of 1,024) of a model."""
+    """(Config, parameters, tokens of context: 1,024 or max_len, forward FLOPs per token there in matrix products)."""
     with torch.device("meta"):
         model = models.build(name, **options)
-    return sum(p.numel() for p in model.parameters()), flops_per_token(model, 1024)
+    T = min(1024, model.config.max_len)
+    return model.config, sum(p.numel() for p in model.parameters()), T, flops_per_token(model, T)
 
 
-def neutral_difference(name, base, options):
-    """Largest difference of the logits of a small `name`, set neutral, and of `base` with its weights; in float64."""
+def small_pair(name, base, options):
+    """A model with few channels in each head and all its other options, and its baseline; in float64."""
     own, of_base = ({f.name for f in fields(models.module(n).Config)} for n in (name, base))
-    small = dict(vocab_size=97, n_layer=4, n_head=4, n_kv_head=2, d_model=64, norm_eps=1e-12, zero_init=False)
-    model = models.build(name, **{key: value for key, value in {**small, **options}.items() if key in own}).double()
-    other = models.build(base, **{key: getattr(model.config, key) for key in own & of_base}).double()
-    models.module(name).neutral(model)
+    n_head = options.get("n_head", models.module(name).Config.n_head)
+    small = {**options, "vocab_size": 97, "max_len": 33, "d_model": 16 * n_head, "d_ff": None, "norm_eps": 1e-12,
+             "zero_init": False}
+    model = models.build(name, **{key: value for key, value in small.items() if key in own}).double()
+    return model, models.build(base, **{key: getattr(model.config, key) for key in own & of_base}).double()
+
+
+def neutral_line(name, base, options):
+    """Whether the model, set neutral and with the baseline's weights, is the baseline: a line."""
+    try:
+        model, other = small_pair(name, base, options)
+    except ValueError as e:
+        return f"neutral setting: not tried, since with 16 channels a head {e}"
+    try:
+        models.module(name).neutral(model)
+    except ValueError as e:
+        return f"no neutral setting: {e}"
     model.load_state_dict(other.state_dict(), strict=False)
     idx = torch.randint(97, (2, 33))
-    return (model(idx)[0] - other(idx)[0]).abs().max().item()
+    difference = (model(idx)[0] - other(idx)[0]).abs().max().item()
+    return f"neutral setting: logits differ from {base}.py's by at most {difference:.0e}"
 
 
 @user_errors()
 def main(words):
     name, options = parse_spec(":".join(words or ["gpt"]))
-    base = models.baseline(name)
-    of_base = same_shape(models.module(name).Config, models.module(base).Config, options)
-    (n, flops), (n0, flops0) = sizes(name, options), sizes(base, of_base)
+    module, base = models.module(name), models.baseline(name)
+    config, n, T, flops = sizes(name, options)
+    _, n0, _, flops0 = sizes(base, same_shape(module.Config, models.module(base).Config, options))
+    mixing = f", {module.costs(config, T)[1] / flops0:+.3%} by costs()" if hasattr(module, "costs") else ""
     print(f"{n:,} parameters ({n - n0:+,} = {n / n0 - 1:+.3%} against {base}.py); {flops:,.0f} forward FLOPs per token "
-          f"in a context of 1,024 ({flops / flops0 - 1:+.3%})")
-    if hasattr(models.module(name), "neutral"):
-        try:
-            difference = neutral_difference(name, base, options)
-            print(f"neutral setting: logits differ from {base}.py's by at most {difference:.0e}")
-        except ValueError as e:
-            print(f"no neutral setting: {e}")
+          f"in a context of {T:,} ({flops / flops0 - 1:+.3%} in matrix products{mixing})")
+    if hasattr(module, "neutral"):
+        print(neutral_line(name, base, options))
     return 0
 
 

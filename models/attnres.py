@@ -9,9 +9,9 @@ Block form (block_size): the outputs of so many sublayers are summed into one so
 finished blocks, and the running sum of its own block (unless that is empty). block_size=1 is the full form.
 additive is Delta Attention Residuals, arXiv:2605.18855: the mean is added to the residual sum, which the head reads:
     h_l     = sum_{s<=l} v_s + sum_{s<=l} alpha_{l,s} v_s,     0 < l < 2L
-Costs 2 L C parameters, and 6 S C FLOPs per token for a reader of S sources (7 S C if additive), of which it reads S - 1
-anew. Reader 0 has a single source and no choice, hence no query here. The paper counts one: C parameters more; additive
-takes C off, for the head.
+Costs 2 L C parameters, and 4 S C FLOPs per token for a reader of S sources (5 S C if additive), of which it reads S - 1
+anew; RN adds 2 C per source. Reader 0 has a single source and no choice, hence no query here. The paper counts one: C
+parameters more; additive takes C off, for the head.
 
 Changed from gpt.py: Config, Config.__post_init__, Block.forward, Model.__init__, Model.init_weights, Model.forward
 Equal to gpt.py when: all queries are zero, as they are at the start, up to norm_eps: a uniform mean is the residual sum
@@ -337,7 +337,8 @@ def costs(c, T):
     """(parameters, forward FLOPs per token, numbers read per token) more than gpt.py's, in a context of T tokens."""
     S = [1 + math.ceil(l / c.block_size) for l in range(1, 2 * c.n_layer + 1)]     # sources of the readers 1 .. 2L
     n = 2 * c.n_layer - c.additive                                                 # readers with a query
-    return n * c.d_model, (6 + c.additive) * sum(S[:n]) * c.d_model, (sum(S) - len(S)) * c.d_model
+    flops = (4 + c.additive) * sum(S[:n]) + 2 * (n + 1) * c.key_norm                # the weights and sums, the norms
+    return n * c.d_model, flops * c.d_model, (sum(S) - len(S)) * c.d_model
 
 
 def neutral(model):

@@ -16,10 +16,11 @@ lambdas of C, H or 1 numbers, 12 C FLOPs and 4 C numbers read; dynamic also 16 C
 Changed from gpt.py: Config, Config.__post_init__, Attention.__init__, Attention.forward, Block.forward, Model,
     Model.__init__, Model.init_weights, Model.forward
 Equal to gpt.py (gated) when: lambda_anchor = 0 and lambda_self = 1 (static) or 2 (dynamic, at its initial gamma = 1/2).
-Optimizer: W_anc and the dynamic mixing matrices go to Muon, as in the authors' code; every lambda to AdamW.
+Optimizer: W_anc and the dynamic mixing matrices go to Muon, as in the authors' code; every lambda to AdamW at mix_lr.
 Paper and code:
   - W_2 and b start at zero in the paper, as here; in the code a later init of all matrices overwrites these zeros.
-  - The code has one matrix for Q, K, V and G, which Muon orthogonalises as one; here they are four.
+  - In a layer the code has one matrix for Q, K, V and G, which Muon orthogonalises as one; here they are four. W_anc is
+    one in both.
   - NuResFormer's code takes Q and K anchors after the first layer's QK norm; here, as in the paper, each anchor is the
     raw projection with a norm of its own.
 """

@@ -11,8 +11,8 @@ angle with a learned scale (one per sublayer) that decays over the layers l = 0 
 `update` has three other forms. unprojected: v = g, and no bounds on theta; decay=geometric belongs to it. pre_norm:
 gpt.py. post_norm: x <- norm(x + f(x)), where the norm of each sum stands before its next reader and the first takes the
 embedding.
-Costs 1 parameter and, per token, 10 C FLOPs per sublayer (unprojected 11 C), for three inner products and two sums of
-scaled vectors. pre_norm and post_norm cost nothing. No earlier state is read.
+Costs 1 parameter and, per token, 9 C FLOPs per sublayer, for three inner products and a sum of two scaled vectors.
+pre_norm and post_norm cost nothing. No earlier state is read.
 
 Changed from gpt.py: Config, Config.__post_init__, Block.__init__, Block.forward, Model.init_weights, Model.forward
 Equal to gpt.py when: update=pre_norm. With zero_init a geodesic step is the identity at the start, and its derivative
@@ -341,8 +341,8 @@ class Model(nn.Module):
 
 def costs(c, T):
     """(extra parameters, extra forward FLOPs per token, numbers read per token) against gpt.py; T: the context."""
-    flops = {"geodesic": 10, "unprojected": 11}.get(c.update, 0) * c.d_model        # of a sublayer
-    return 2 * c.n_layer * (flops > 0), 2 * c.n_layer * flops, 0
+    n = 2 * c.n_layer * (c.update in ("geodesic", "unprojected"))                   # sublayers that turn the state
+    return n, n * 9 * c.d_model, 0
 
 
 def neutral(model):

@@ -9,7 +9,8 @@ weighted sum of all outputs so far. The weights are made per token from X_i. For
 Block 1 reads X_0, with one norm. The head reads one more mixture (r) of X_0 .. X_L. MLP widths grow linearly from 0.5
 to 1.5 d_ff over the depth (ffn_realloc).
 Rows of the paper's ablation: dynamic=False has A_i = a_i; multiway=False has one mixture for all four inputs (without
-dynamic, too, these are the sums of denseformer.py); streams="kvr" mixes no q, which is then X_i.
+dynamic, too, these are the sums of denseformer.py); streams="kvr" mixes no q, which is then X_i. The head's mixture
+stays, whatever streams says.
 pre_post_norm (section 2.5, for deep models): X^c = X_i + norm'_c( sum_j A_i[c, j] norm_j(X_j) ); A_i reads the raw X_i.
 Sparse forms: a mixture only after every `period`-th block and the last; of the sources j = i modulo `dilation`; of the
 last `window` outputs and the embedding; after the last `last_k` blocks alone. last_k=2 with streams="vr" is the form

@@ -12,7 +12,8 @@ Where: x0 shortcut with both scalars in record 9 (2024-11-06), U-net in 11 (2024
 (2024-12), back-out in 40 (2025-10-04), the gate in 55 (2025-12-29). nanochat has the scalars since commit aa530cd, the
 tables in every other block since e85db6b, back-out since a825e63. github.com/qlabs-eng/slowrun has scalars and U-net.
 Costs V K D + 12 K parameters per table, a number per skip and 2 per block for the scalars. A token pays 2 K D FLOPs
-and the gate per table, of which it reads K D numbers; 3 C per block for the scalars, and 2 C per skip, which reads C.
+and the gate per table, of which it reads K D numbers; 3 C per block for the scalars, which read C in all blocks but the
+first; and 2 C per skip, which reads C.
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.__init__, Attention.forward, Block.forward, Model.__init__,
     Model.init_weights, Model.forward

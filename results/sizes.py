@@ -32,7 +32,7 @@ def changed(name):
 def row(name):
     lines, more, less = changed(name)
     own, base = models.module(name).Config, models.module("gpt").Config
-    (n, flops), (n0, flops0) = sizes(name, {}), sizes("gpt", same_shape(own, base, {}))
+    (_, n, _, flops), (_, n0, _, flops0) = sizes(name, {}), sizes("gpt", same_shape(own, base, {}))
     return [f"`{name}`", str(lines), f"+{more} -{less}", f"{n:,}", f"{n - n0:+,}", f"{flops / flops0 - 1:+.1%}"]
 
 

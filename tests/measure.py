@@ -2,6 +2,7 @@
 from dataclasses import fields
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import models
 from nanodepth.devices import flops_per_token
@@ -18,6 +19,32 @@ def extra(name, **options):
     n, n0 = (sum(p.numel() for p in m.parameters()) for m in (model, other))
     counted = n - n0, flops_per_token(model, 64) - flops_per_token(other, 64)
     return models.module(name).costs(model.config, 64), counted
+
+
+class VectorFlops(TorchDispatchMode):
+    """Counts the additions, products and sums over vectors of length C: one FLOP per number."""
+
+    def __init__(self, C):
+        super().__init__()
+        self.C, self.n = C, 0
+
+    def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+        out, name = f(*args, **(kwargs or {})), f.overloadpacket.__name__
+        read = {"mul": out, "add": out, "pow": args[0], "sum": args[0], "mean": args[0]}.get(name)
+        self.n += read.numel() if read is not None and read.dim() and read.size(-1) == self.C else 0
+        return out
+
+
+def mixing_flops(name, **options):
+    """FLOPs per token on vectors of length C beyond gpt's without its residual sum: (counted, by costs())."""
+    counted, shape = [], dict(SMALL, d_model=192, n_kv_head=4)               # not the width of anything else
+    for each, more in ((name, options), ("gpt", {})):
+        model = models.build(each, **shape, **more)
+        with torch.no_grad(), VectorFlops(192) as counter:
+            model(torch.zeros(1, 8, dtype=torch.long))
+        counted.append(counter.n / 8)
+    said = models.module(name).costs(models.build(name, **shape, **options).config, 8)[1]
+    return counted[0] - counted[1] + 2 * SMALL["n_layer"] * 192, said
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """attnres.py against its paper's equations in float64, arXiv:2603.15031."""
 import pytest
 import torch
-from measure import SMALL, dtypes_read, extra
+from measure import SMALL, dtypes_read, extra, mixing_flops
 from reference import (  # noqa: F401  (float64: autouse)
     GATED, add, compare, depends_on_every_parameter, float64, own_groups, reference_logits, rms, setup, show,
     softmax, sublayer,
@@ -121,14 +121,26 @@ def test_costs(block_size):
     model.depth_attention.register_forward_hook(lambda module, inputs, output: seen.append(output.size(-1)))
     model(torch.zeros(1, 4, dtype=torch.long))
     assert (parameters, 0) == counted == (2 * 4 * 64, 0) and len(seen) == 2 * 4
-    assert flops == 6 * sum(seen) * 64 and read == sum(S - 1 for S in seen) * 64
+    assert flops == (4 * sum(seen) + 2 * 9) * 64 and read == sum(S - 1 for S in seen) * 64
 
 
 def test_costs_of_delta_attention_residuals():
     """The head reads all 9 sources and weighs none of them."""
     (parameters, flops, read), counted = extra("attnres", additive=True)
     assert (parameters, 0) == counted == ((2 * 4 - 1) * 64, 0)
-    assert flops == 7 * sum(range(2, 9)) * 64 and read == sum(range(1, 9)) * 64
+    assert flops == (5 * sum(range(2, 9)) + 2 * 8) * 64 and read == sum(range(1, 9)) * 64
+
+
+@pytest.mark.parametrize("options, residual", [
+    (dict(), 0), (dict(key_norm=False), 0), (dict(block_size=3), 2 + 2 + 1), (dict(additive=True), 9 + 7 + 2)], ids=str)
+def test_counted_flops(options, residual):
+    """All operations on vectors of length C.
+
+    What is in no sentence on costs is the residual sum, which gpt has too: into running sums of blocks; additive adds
+    up 9 sources for the head, and the mean to each of 7 sums, and has a norm of the last source that nothing reads.
+    """
+    counted, said = mixing_flops("attnres", **options)
+    assert counted == said + residual * 192
 
 
 @pytest.mark.parametrize("block_size", [1, 3])

@@ -1,5 +1,6 @@
 """Imports between the folders, nanodepth.load() for a notebook, and the report of python -m models."""
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from nanodepth.options import UserError
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = {path.stem for path in ROOT.glob("*.py")} - {"muon"}
+FIRST = next(name for name in models.names() if hasattr(models.module(name), "neutral"))
 OURS = {"models", "nanodepth", "probes", "muon"} | SCRIPTS
 
 
@@ -84,6 +86,17 @@ def test_mistakes_of_the_report(words, said, scripts):
     done = scripts.run("-m models", *words)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and said in done.stderr, done.stderr
     assert done.stderr.startswith("python -m models: error: ") and done.stdout == ""
+
+
+@pytest.mark.parametrize("words, said", [
+    ("FIRST n_head=6", "differ"), ("FIRST n_layer=9 vocab_size=50", "differ"), ("FIRST norm_eps=1e-6", "differ"),
+    ("FIRST max_len=16", "in a context of 16 ("), ("FIRST max_len=16", " by costs())")])
+def test_the_report_of_legal_options(words, said, scripts):
+    """At the asked depth and number of heads, in few channels."""
+    done = scripts.run("-m models", *words.replace("FIRST", FIRST).split())
+    assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr
+    found = re.search(r"by at most (\S+)$", done.stdout, re.M)
+    assert not found or float(found[1]) < 1e-7
 
 
 def test_build_names_what_is_wrong():
