@@ -2,6 +2,7 @@
 
 A model file defines `Config` (a dataclass) and `Model(config)`; gpt.py shows the whole contract.
 """
+import math
 import re
 import typing
 from dataclasses import fields
@@ -38,12 +39,15 @@ def build(name, **config):
     for key, value in config.items():
         if type(value) is int and value > (10_000 if key == "n_layer" else 2 ** 31):
             raise ValueError(f"{key} {value:,} is too large")
+        if type(value) is float and not 0 <= value < math.inf:
+            raise ValueError(f"{key} must be a number from 0 on, not {value}")
     return mod.Model(mod.Config(**config))
 
 
 def check_types(cls, values):
     """ValueError for the first of `values` that is not of the type of its field of the dataclass `cls`."""
+    types = typing.get_type_hints(cls)                                      # f.type may be a text
     for f in fields(cls):
-        kinds, value = typing.get_args(f.type) or (f.type,), values.get(f.name, f.default)
+        kinds, value = typing.get_args(types[f.name]) or (types[f.name],), values.get(f.name, f.default)
         if not (type(value) in kinds or type(value) is int and float in kinds):
             raise ValueError(f"{f.name} must be {' or '.join(k.__name__ for k in kinds)}, not {value!r}")

@@ -336,7 +336,7 @@ class Model(nn.Module):
         ValueError if the result would be longer than max_len.
         """
         (B, T), total = idx.shape, idx.size(1) + max_new_tokens
-        if T == 0 or total > self.config.max_len:
+        if T == 0 or max_new_tokens < 0 or total > self.config.max_len:
             raise ValueError(f"{T} + {max_new_tokens} tokens: at least 1 + 0 and at most max_len {self.config.max_len}")
         cache, out = Cache(self, B, total), torch.cat((idx, idx.new_zeros(B, max_new_tokens)), dim=1)
         step = torch.compile(self.forward, fullgraph=True) if compile else self.forward

@@ -167,8 +167,9 @@ def add_options(parser, title, cls, defaults):
     """
     group = parser.add_argument_group(title)
     notes = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(cls), re.M))
+    types = typing.get_type_hints(cls)
     for f in fields(cls):
-        kind, *optional = typing.get_args(f.type) or (f.type,)
+        kind, *optional = typing.get_args(types[f.name]) or (types[f.name],)
         default = defaults.get(f.name, f.default)
         text = f"{notes.get(f.name, '')} [{'none' if default is None else default}]".replace("%", "%%")
         if kind is bool:
@@ -194,7 +195,7 @@ def parse_spec(spec):
     """"name:option=value:..." -> (name, {option: value}). UserError if there is no such model or option."""
     name, *words = spec.split(":")
     with user_errors():
-        types, options = {f.name: f.type for f in fields(models.module(name).Config)}, {}
+        types, options = typing.get_type_hints(models.module(name).Config), {}
     for word in words:
         key, equals, value = word.partition("=")
         if key not in types or not equals:

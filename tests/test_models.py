@@ -150,8 +150,9 @@ def test_generate(name):
     # each token is among the 3 likeliest of its context
     for t in range(5, 25):
         assert (model(draw[0][:, :t])[0][:, -1].topk(3).indices == draw[0][:, t:t + 1]).any(-1).all()
-    with pytest.raises(ValueError, match="max_len 32"):
-        model.generate(idx, 28)
+    for n in (28, -1):
+        with pytest.raises(ValueError, match="max_len 32"):
+            model.generate(idx, n)
     with pytest.raises(ValueError, match="max_len 32"):
         model(tokens(1, 33))
 

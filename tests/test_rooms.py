@@ -101,6 +101,8 @@ def test_the_report_of_legal_options(words, said, scripts):
 
 def test_build_names_what_is_wrong():
     for options, said in ((dict(nothing=1), "gpt has no option nothing"),
-                          (dict(n_layer="2"), "n_layer must be int, not '2'")):
+                          (dict(n_layer="2"), "n_layer must be int, not '2'"),
+                          (dict(norm_eps=-1.0), "norm_eps must be a number from 0 on, not -1.0"),
+                          (dict(rope_theta=float("nan")), "rope_theta must be a number from 0 on, not nan")):
         with pytest.raises(ValueError, match=said):
             models.build("gpt", **options)
