@@ -56,7 +56,7 @@ def options(argv):
     """(arguments, shape of the models). Leaves with one line and code 2 if they are wrong."""
     parser = Parser("bench.py", description=__doc__)
     parser.add_argument("--models", nargs="+", metavar="NAME[:option=value...]",
-                        help="[every model; gpt of the same shape is always added]")
+                        help="[every model; gpt of the same shape is always added, for gpt:option=value the plain one]")
     parser.add_argument("--preset", help="take the shape of a preset (see docs/training.md)")
     for name in FLAGS:
         parser.add_argument(f"--{name}", type=int, help=f"[{SHAPE.get(name, 'as in the model files')}]")
@@ -110,13 +110,13 @@ def shape_of(spec, args, shape):
 
 
 def plan(specs, args, shape):
-    """{spec of a gpt: [specs to compare with it]}: gpt of each shape that occurs. UserError for a wrong spec."""
+    """{spec of a gpt: [specs to compare with it]}: gpt of each shape that occurs; gpt with options of its own is
+    compared with plain gpt. UserError for a wrong spec."""
     standard, groups = shape_of("gpt", args, shape), {}
     for spec in specs:
         own = [f"{key}={value}" for key, value in shape_of(spec, args, shape).items() if value != standard[key]]
-        others = groups.setdefault(":".join(["gpt", *own]), [])
-        if parse_spec(spec)[0] != "gpt":                                            # its group's gpt is this one
-            others.append(spec)
+        plain = parse_spec(spec)[0] == "gpt"
+        groups.setdefault("gpt" if plain else ":".join(["gpt", *own]), []).extend([spec] if own or not plain else [])
     return groups
 
 
@@ -163,7 +163,7 @@ def result(row, base, args, rate, bandwidth):
     out = {"model": row.label, "against": base.label, "parameters": row.n_params,
            "extra_parameters": row.n_params - base.n_params, "flops_per_token": row.flops,
            "extra_flops": row.flops / base.flops - 1}
-    costs = row.costs()
+    costs = (0, 0, 0) if row is base else row.costs()
     if costs:
         added = 3 * (row.flops - base.flops) * tokens / rate
         added += 4 * costs[2] * tokens * (2 if args.dtype == "bf16" else 4) / bandwidth

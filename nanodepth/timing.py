@@ -49,8 +49,6 @@ class Row:
     def costs(self):
         """What the model adds to gpt by its costs(): (parameters, FLOPs per token, numbers read per token), or None."""
         module = models.module(self.name)
-        if self.name == "gpt":
-            return 0, 0, 0
         if not hasattr(module, "costs") or models.baseline(self.name) != "gpt":
             return None
         return module.costs(self.model.config, self.args.seq_len)

@@ -119,7 +119,8 @@ def main_table(strong):
 
 def benched(file):
     """{system: its row} of the figures that bench.py wrote into a file."""
-    rows = {row["model"]: row for row in json.loads(file.read_text())["models"]}
+    rows = {row["model"]: row for row in json.loads(file.read_text())["models"]
+            if row["model"] != row["against"] or row["model"] == "gpt"}
     specs = {name: re.sub(r" --(\w+)(?: (\w+))?", lambda found: f":{found[1]}={found[2] or 'true'}", words)
              for name, words in SYSTEMS.items()}
     return {name: rows[spec] for name, spec in specs.items() if spec in rows}
@@ -128,7 +129,7 @@ def benched(file):
 def speeds():
     """{system: speed of its training step over gpt's} from bench.json, measured at the study's shape."""
     rows = benched(HERE / "bench.json")
-    of = {row["model"]: row["tokens_per_s"] / rows["gpt"]["tokens_per_s"] for row in rows.values()}
+    of = {row["model"]: row["step_ratio"][0] for row in rows.values() if row["against"] == "gpt"}
     return {name: row["step_ratio"][0] * of[row["against"]] for name, row in rows.items()}
 
 
@@ -190,7 +191,6 @@ def claims_table(strong, plain):
 def front_table(strong):
     """What the repository's README shows: both differences, and the speed of forward and backward in results/bench."""
     all_targets, rest, rows = final(strong), others(strong), benched(HERE.parent / "bench" / "cpu.json")
-    rows = {name: row for name, row in rows.items() if row["model"] != row["against"]}
     return markdown(["system", "all targets", "not copied", "speed"],
                     [[f"`{name}`", gap(all_targets, name)[0], gap(rest, name)[0],
                       f"{rows[name]['ratio'][0]:.3f}" if name in rows else ""] for name in strong if name in FRONT])
