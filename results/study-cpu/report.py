@@ -35,7 +35,8 @@ CLAIMS = (  # the first has the lower loss, says
     ("speedrun", "gpt", "nanochat; modded-nanogpt, record 11"),
     ("muddformer-trimmed", "gpt", "modded-nanogpt, record 81"),
     ("attnres-additive", "gpt", "Delta Attention Residuals"),
-    ("attnres-additive", "attnres", "Delta Attention Residuals"), ("muddmoe", "kern", "MUDDFormer, figure 5"))
+    ("attnres-additive", "attnres", "Delta Attention Residuals"), ("kern", "kern-softmax", "KERN"),
+    ("muddmoe", "kern-softmax", "MUDDFormer, figure 5"))
 
 
 FRONT = ("gpt-gated", "resformer", "satformer", "exoformer", "exoformer-dynamic", "muddformer", "attnres",
@@ -94,8 +95,13 @@ def difference(losses, a, b):
     gaps = [loss - losses[b][seed] for seed, loss in losses.get(a, {}).items() if seed in losses.get(b, {})]
     if not gaps:
         return None
+    return mean(gaps), half_interval(losses, len(gaps))
+
+
+def half_interval(losses, seeds):
+    """Half of the 95% interval of a difference of two systems in their mean over so many seeds; None if unknown."""
     sd, left = noise(losses)
-    return mean(gaps), None if sd is None else curves.t95(left) * sd * math.sqrt(2 / len(gaps))
+    return None if sd is None else curves.t95(left) * sd * math.sqrt(2 / seeds)
 
 
 def gap(losses, a, b="gpt"):
@@ -117,20 +123,23 @@ def main_table(strong):
                      for name, at in losses.items()])
 
 
-def benched(file):
-    """{system: its row} of the figures that bench.py wrote into a file."""
-    rows = {row["model"]: row for row in json.loads(file.read_text())["models"]
+def speeds():
+    """{system: speed of its training step over gpt's} from what bench.py wrote at the study's shape."""
+    rows = {row["model"]: row for row in json.loads((HERE / "bench.json").read_text())["models"]
             if row["model"] != row["against"] or row["model"] == "gpt"}
     specs = {name: re.sub(r" --(\w+)(?: (\w+))?", lambda found: f":{found[1]}={found[2] or 'true'}", words)
              for name, words in SYSTEMS.items()}
-    return {name: rows[spec] for name, spec in specs.items() if spec in rows}
-
-
-def speeds():
-    """{system: speed of its training step over gpt's} from bench.json, measured at the study's shape."""
-    rows = benched(HERE / "bench.json")
+    rows = {name: rows[spec] for name, spec in specs.items() if spec in rows}
     of = {row["model"]: row["step_ratio"][0] for row in rows.values() if row["against"] == "gpt"}
     return {name: row["step_ratio"][0] * of[row["against"]] for name, row in rows.items()}
+
+
+def summary(strong):
+    """curves.summarise() with the speeds of bench.json in place of those of a machine that did other things as well."""
+    rows, speed = curves.summarise(strong, "gpt"), speeds()
+    figures = json.loads((HERE / "bench.json").read_text())["models"]
+    base = next(row["tokens_per_s"] for row in figures if row["model"] == row["against"] == "gpt")
+    return {name: {**row, "tok_s": base * speed[name]} for name, row in rows.items() if name in speed}
 
 
 def heads_table():
@@ -145,20 +154,39 @@ def heads_table():
 
 
 def saving_table(strong):
-    """The tokens that gpt needs for the same loss, and the same charged by the time of a step."""
+    """How many times its tokens gpt needs for a system's loss, by gpt's runs of other lengths on the same batches.
+
+    With the interval that the loss has; > and < where it lies outside of these lengths. The same charged by the time
+    of a step.
+    """
+    length, speed = curves.end(strong["gpt"])[0], speeds()
     lengths = [strong["gpt"], *(logs(rf"gpt-{steps}-seed\d+") for steps in (500, 1500, 2000))]
-    rows, speed = [], speeds()
-    for name, runs in ((name, runs) for name, runs in strong.items() if name != "gpt"):
-        (tokens, loss), seeds = curves.end(runs), {run["seed"] for run in runs}
-        same = [[run for run in some if run["seed"] in seeds] for some in lengths]      # of gpt, on the same batches
-        ends = [curves.end(some) for some in same if {run["seed"] for run in some} == seeds]
-        needed = curves.tokens_needed(ends, loss)
-        cells = ["not in reach", ""] if needed is None else [f"{needed / 1e6:.2f}M", f"{needed / tokens:.2f}x"]
-        cells.append(f"{1 / speed[name]:.2f}" if name in speed else "")
-        cells.append(f"{needed / tokens * speed[name]:.2f}x" if needed and name in speed else "")
-        rows.append([f"`{name}`", *cells])
-    return markdown(["system", "tokens gpt needs", "saving in tokens", "time of a step, gpt = 1", "saving in time"],
-                    rows)
+    lengths = {curves.end(runs)[0] / length: runs for runs in lengths if runs}
+
+    def saving(losses, ends, name):
+        """(times the tokens or None, as text with interval) of {system: {seed: loss}}, {length: {seed: gpt's loss}}."""
+        seeds = set(losses.get(name, ())).intersection(*ends.values())
+        if not seeds:
+            return None, ""
+        loss, half = mean(losses[name][seed] for seed in seeds), half_interval(losses, len(seeds))
+        points = sorted((times, mean(at[seed] for seed in seeds)) for times, at in ends.items())
+
+        def text(x):
+            found = curves.tokens_needed(points, x)
+            edge = f"< {points[0][0]:.2f}" if x > points[0][1] else f"> {points[-1][0]:.2f}"
+            return edge if found is None else f"{found:.2f}"
+
+        around = "" if half is None else f" ({text(loss + half)} to {text(loss - half)})"
+        return curves.tokens_needed(points, loss), text(loss) + around
+
+    rows = []
+    for name in (name for name in strong if name != "gpt"):
+        tokens = [saving(losses(strong), losses(lengths), name) for losses in (final, others)]
+        times = [f"{x * speed[name]:.2f}" if x and name in speed else "" for x, _ in tokens]
+        step = f"{1 / speed[name]:.2f}" if name in speed else ""
+        rows.append([f"`{name}`", *(text for _, text in tokens), step, *times])
+    return markdown(["system", "tokens, all targets", "tokens, not copied", "time of a step", "time, all targets",
+                     "time, not copied"], rows)
 
 
 def baseline_table(strong, plain):
@@ -189,11 +217,11 @@ def claims_table(strong, plain):
 
 
 def front_table(strong):
-    """What the repository's README shows: both differences, and the speed of forward and backward in results/bench."""
-    all_targets, rest, rows = final(strong), others(strong), benched(HERE.parent / "bench" / "cpu.json")
+    """What the repository's README shows: both differences, and the speed of a step."""
+    all_targets, rest, speed = final(strong), others(strong), speeds()
     return markdown(["system", "all targets", "not copied", "speed"],
                     [[f"`{name}`", gap(all_targets, name)[0], gap(rest, name)[0],
-                      f"{rows[name]['ratio'][0]:.3f}" if name in rows else ""] for name in strong if name in FRONT])
+                      f"{speed[name]:.2f}" if name in speed else ""] for name in strong if name in FRONT])
 
 
 def rates_table():
@@ -233,11 +261,9 @@ def main():
     tables = {"heads": heads_table}
     if "gpt" in strong:
         tables |= {"main": lambda: main_table(strong), "depth": lambda: depth_table(strong),
-                   "claims": lambda: claims_table(strong, plain)}
-        draw = pictures.curve_pages("curves", curves.summarise(strong, "gpt"), strong, "gpt")
+                   "claims": lambda: claims_table(strong, plain), "saving": lambda: saving_table(strong)}
+        draw = pictures.curve_pages("curves", summary(strong), strong, "gpt")
         list(pictures.save({**draw, "gaps": lambda: gaps_picture(strong, plain)}, HERE))
-    if (HERE / "bench.json").exists():
-        tables["saving"] = lambda: saving_table(strong)
     if "gpt" in plain:
         tables["baselines"] = lambda: baseline_table(strong, plain)
     fill(HERE.parents[1] / "README.md", losses=front_table(strong))

@@ -28,9 +28,10 @@ SYSTEMS = {  # name in the tables: model and its options
     "hyperconnections": "hyperconnections", "hyperconnections-manifold": "hyperconnections --connection manifold",
     "speedrun": "speedrun", "muddformer-trimmed": "muddformer --last_k 2 --streams vr",
     "attnres-additive": "attnres --additive", "hyperconnections-lite": "hyperconnections --connection lite",
-    "cla": "cla", "kern": "kern", "muddmoe": "muddmoe"}
+    "cla": "cla", "kern": "kern", "kern-softmax": "kern --router softmax", "muddmoe": "muddmoe"}
 MIXES_NOTHING = ("gpt", "gpt-gated", "satformer", "cla")        # no parameter is trained at mix_lr
-STRONG_ONLY = ("speedrun", "muddformer-trimmed", "attnres-additive", "hyperconnections-lite", "cla", "kern", "muddmoe")
+STRONG_ONLY = ("speedrun", "muddformer-trimmed", "attnres-additive", "hyperconnections-lite", "cla", "kern",
+               "kern-softmax", "muddmoe")
 DEEP = ("gpt", "satformer", "denseformer", "attnres", "muddformer")
 STEPS, SEEDS, TUNING_SEED = 1000, 3, 100
 RATES = ((0.005, 0.024, 0.002), (0.01, 0.024, 0.002), (0.005, 0.012, 0.002), (0.005, 0.048, 0.002))  # muon, adamw, mix
