@@ -98,11 +98,43 @@ def test_the_floor_counts_four_passes_over_what_is_read():
     assert found["floor"] == pytest.approx(3 / (3 + added)) and found["read_per_token"] == 100
 
 
+def test_figures_of_a_row():
+    args = SimpleNamespace(batch=2, seq_len=8, dtype="fp32", compile=False, new_tokens=3, bytes=False)
+    base, row = timing.Row("gpt", args, SHAPE), timing.Row("gpt", args, SHAPE)
+    base.times, base.decode_times, base.peak = [[1.0, 2.0, 1.0]] * 3, [(0.1, 0.2)] * 3, 10
+    row.times, row.decode_times, row.peak = [[2.0, 4.0, 4.0]] * 3, [(0.1, 0.5)] * 3, 30
+    for each in (base, row):
+        each.device, each.first, each.breaks = torch.device("cpu"), 1.0, 0
+    row.label, row.flops, row.costs = "idea", 1.5 * base.flops, lambda: None
+    found = bench.result(row, base, args, 1e6, 1e4)
+    assert (found["ratio"], found["step_ratio"], found["decode_ratio"]) == ((0.5, 0), (0.4, 0), (0.4, 0))
+    assert found["memory_ratio"] == 3 and found["extra_flops"] == 0.5 and found["tokens_per_s"] == 16 / 10
+    assert found["utilisation"] == pytest.approx(3 * 1.5 * base.flops * 16 / 6 / 1e6)
+
+
+def test_seconds_of_decoding(monkeypatch):
+    """On a clock that only the model moves: 10 s for the first token, 2 s for each of four more."""
+    args, clock = SimpleNamespace(seq_len=8, dtype="fp32", compile=False, prompt=4, new_tokens=5), [0.0]
+    row = timing.Row("gpt", args, SHAPE)
+    row.place(torch.device("cpu"), [torch.zeros(1, 8, dtype=torch.long)] * 2)
+    monkeypatch.setattr(timing, "now", lambda device: clock[0])
+
+    def generate(model, idx, n, **options):
+        clock[0] += 10 + 2 * (n - 1)
+
+    def step(token, cache):
+        clock[0] += 2
+        return torch.zeros(1, 1, 50), None
+
+    monkeypatch.setattr(type(row.model), "generate", generate)
+    assert row.decode() == (10, 2) and row.decode_after(step, row.cache(64)[0], 7) == 2
+
+
 def test_decoding_after_contexts(scripts, tmp_path):
     """What caches hold: keys and values of every layer and token."""
     labels = ("gpt", "gpt:n_kv_head=1")
-    words = (*SMALL, "--no-compile", "--models", *labels, "--decode", 20, 50, "--json", tmp_path / "b.json")
-    done = scripts.run("bench.py", *words, seconds=300)
+    words = ("--no-compile", "--dtype", "fp32", "--models", *labels, "--decode", 20, 50, "--json", tmp_path / "b.json")
+    done = scripts.run("bench.py", *SMALL, *words, seconds=300)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "b.json").read_text())["decode"]
     assert [(row["model"], row["context"]) for row in rows] == [(label, n) for label in labels for n in (20, 50)]

@@ -443,6 +443,18 @@ def test_what_the_run_folder_holds(tmp_path):
     assert (tmp_path / "d" / "tokenizer.tiktoken").read_bytes() == ranks
 
 
+@pytest.mark.parametrize("layout, make, keys, found", [
+    ("muddformer", mudd, {"norm_eps": 1e-6, "rope_base": 10000.0}, ("norm_eps", "rope_theta")),
+    ("llama", llama, {"rope_theta": 10000.0}, ("rope_theta",))])
+def test_what_a_config_may_leave_out(layout, make, keys, found, tmp_path):
+    """The published classes have these defaults."""
+    config, tensors = make()
+    config = {key: value for key, value in config.items() if key not in keys}
+    convert.convert(layout, save(layout, tmp_path / layout, config, tensors), tmp_path / "run")
+    ours = runs.read_checkpoint(tmp_path / "run")["config"]["model_config"]
+    assert [ours[name] for name in found] == list(keys.values())
+
+
 def test_shards_prefixes_and_harmless_tensors(tmp_path):
     config, tensors = llama(tie_word_embeddings=True)
     inv_freq = "model.layers.0.self_attn.rotary_emb.inv_freq"
@@ -747,7 +759,7 @@ def test_existing_out_and_a_full_disk(monkeypatch, capsys, tmp_path):
 
     out = tmp_path / "file" / "run"
     assert within("convert.py", convert.main, "exoformer", source, "--out", out) == 2
-    assert capsys.readouterr().err == f"convert.py: error: {out} cannot be made: Not a directory\n"
+    assert capsys.readouterr().err == f"convert.py: error: {out.parent}: File exists\n"
     monkeypatch.setattr(torch, "save", full)
     (tmp_path / "new").mkdir()
     assert "No space left" in refused(monkeypatch, capsys, tmp_path, "exoformer", source)

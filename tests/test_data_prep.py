@@ -339,7 +339,6 @@ def test_ids_beyond_the_vocabulary(tmp_path, monkeypatch):
     folder = make(tmp_path / "d", [good, bad], meta=meta_of(names))
     with pytest.raises(UserError, match="train_000001.bin: token id 257 at position 21 .* 257"):
         Data(folder)
-    assert Data(folder, check_ids=False).n_train == 60
     with pytest.raises(UserError, match="50257"):
         Data(make(tmp_path / "e", TRAIN, [[50257]]))
 
@@ -562,6 +561,10 @@ def test_how_much_is_for_validation(tmp_path):
     (tmp_path / "one.txt").write_text("abcdefghij" * 1000)                # a single document: its end
     data_prep.prepare_text([tmp_path / "one.txt"], tmp_path / "one", "byte")
     assert Data(tmp_path / "one").n_val == 1001
+
+
+def test_the_choice_of_documents_is_frozen():
+    assert [i for i in range(60) if data_prep.in_val(str(i), 0.1)] == [9, 39, 49, 51, 55]
 
 
 def test_val_when_no_document_falls_to_it(tmp_path):

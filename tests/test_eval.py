@@ -274,6 +274,20 @@ def test_tables(place):
         assert row["step"] == 7 and set(row["tables"]["mqar"]) == {"MQAR 4", "MQAR 8"}
 
 
+def test_examples_before_the_question(place, monkeypatch):
+    from lm_eval.tasks import TaskManager
+    lm, seen = harness.HarnessLM(place / PAIR[0], device="cpu"), []
+
+    def loglikelihoods(requests, **options):
+        seen.extend(bytes(request[1]) for request in requests)
+        return [(0.0, False)] * len(requests)
+
+    monkeypatch.setattr(lm, "_loglikelihood_tokens", loglikelihoods)
+    manager = TaskManager(include_path=str(place / "tasks"), include_defaults=False)
+    harness.run_tasks(lm, ["small"], manager, 2, None)
+    assert seen and all(text.count(b"Q: ") == 3 for text in seen)
+
+
 @pytest.mark.parametrize("words, message", [
     ("gpt --tasks small,nonsense --task_dir tasks",
      "no task 'nonsense' in tasks; groups are exo, sat, mudd, recall and mqar"),
@@ -369,7 +383,7 @@ def test_mqar_examples():
 class Recaller(torch.nn.Module):
     """Predicts after each token what followed it before: the oracle of associative recall."""
 
-    def __init__(self, wrong=0):
+    def __init__(self, wrong=False):
         super().__init__()
         self.config, self.wrong = models.module("gpt").Config(257, max_len=128), wrong
 
@@ -378,7 +392,7 @@ class Recaller(torch.nn.Module):
         for b, row in enumerate(idx.tolist()):
             seen = {}
             for t, token in enumerate(row):
-                if token in seen and not (self.wrong and t % self.wrong == 0):
+                if token in seen and not (self.wrong and token % 2):                  # wrong: of odd keys
                     logits[b, t, seen[token]] = 1.0
                 if t + 1 < len(row) and token not in seen:
                     seen[token] = row[t + 1]
@@ -389,6 +403,16 @@ def test_mqar_scores(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "load", lambda run, device: (
         Recaller(), {"tokenizer": "byte", "options": {"dtype": "fp32"}}))
     assert harness.mqar(tmp_path, "cpu", n_examples=40) == {f"MQAR {n}": (100.0, 0.0) for n in (4, 8, 16)}
+
+
+def test_mqar_scores_of_a_model_that_is_sometimes_wrong(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "load", lambda run, device: (
+        Recaller(wrong=True), {"tokenizer": "byte", "options": {"dtype": "fp32"}}))
+    value, error = harness.mqar(tmp_path, "cpu", n_examples=40)["MQAR 4"]
+    rng = np.random.default_rng((1, 4))
+    hits = [np.mean(harness.mqar_example(rng, 4, 256)[9::2] % 2 == 0) for _ in range(40)]     # even keys
+    assert value == pytest.approx(100 * np.mean(hits))
+    assert error == pytest.approx(100 * np.std(hits, ddof=1) / math.sqrt(40))
 
 
 def test_mqar_needs_ids(tmp_path):

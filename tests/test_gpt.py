@@ -37,5 +37,13 @@ def test_initial_values(zero_init):
             assert abs(p.mean()) < 5 * 0.02 / math.sqrt(p.numel()), key
 
 
+def test_norms_have_their_statistics_in_fp32():
+    """Of bf16 numbers the norm in float64, rounded once: with statistics in bf16 a third would be others."""
+    x = torch.randn(64, 512, generator=torch.Generator().manual_seed(0)).bfloat16()
+    norm = models.module("gpt").RMSNorm(512, 1e-6).float()
+    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    assert (norm(x) != exact.bfloat16()).float().mean() < 0.001
+
+
 def test_groups():
     assert own_groups(setup("gpt", gate="elementwise")[0]) == (set(), set())

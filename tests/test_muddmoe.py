@@ -63,6 +63,11 @@ def test_sizes_of_the_paper():
     assert moe == dense + connections + L * (16 * d + 14 * 3 * d * 1408) and 1.8e9 < moe < 1.9e9
 
 
+def test_initial_generators():
+    model = models.build("muddmoe", vocab_size=31, n_layer=3, n_head=4, d_model=256, d_ff=64)
+    assert abs(model.aggregate["2"].weights.w1.weight.std() * 16 - 1) < 0.1
+
+
 def test_costs():
     """Beside kern.py: the counter sees matrix products only, the sums over depth are 2 FLOPs per weight and channel."""
     shape = dict(n_layer=4, d_model=64, n_head=4, d_ff=128)

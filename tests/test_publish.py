@@ -3,15 +3,12 @@ import json
 import math
 import os
 import re
-import runpy
 import shutil
-import statistics
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from analysis import write_run
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "results"))
 publish = pytest.importorskip("publish")         # a copy of the repository may be without results/
@@ -103,53 +100,3 @@ def test_fill(tmp_path):
     publish.fill(readme, x=publish.markdown(["a", "b"], [["1", "\\2"]]), missing="nowhere")
     new = "| a | b |\n| --- | --- |\n| 1 | \\2 |\n"
     assert readme.read_text() == f"one\n<!-- x -->\n{new}<!-- end -->\ntwo\n<!-- y -->\nkept\n<!-- end -->\n"
-
-
-@pytest.fixture(scope="module")
-def report():
-    return runpy.run_path(str(Path(publish.__file__).parent / "study-cpu" / "report.py"))
-
-
-def test_noise_of_the_study_is_that_of_a_randomised_block_design(report):
-    losses = {"gpt": {0: 4.0, 1: 4.3, 2: 4.2}, "one": {0: 3.9, 1: 4.25, 2: 4.0}, "two": {0: 4.1, 1: 4.2, 2: 4.3}}
-    table = [list(at.values()) for at in losses.values()]
-    center = statistics.mean(sum(table, []))
-    rest = [x - statistics.mean(row) - statistics.mean(column) + center
-            for row in table for x, column in zip(row, zip(*table))]
-    sd, degrees = report["noise"](losses)
-    assert degrees == 4 and sd == pytest.approx(math.sqrt(sum(x * x for x in rest) / 4))
-    value, half = report["difference"](losses, "one", "gpt")
-    assert value == pytest.approx(-0.35 / 3) and half == pytest.approx(2.776 * sd * math.sqrt(2 / 3))
-    assert report["gap"](losses, "one") == (f"{value:+.4f} ± {half:.4f}", -1 if abs(value) > half else 0)
-    losses["three"] = {0: 3.8}                      # one run: its mean takes it, yet its difference has an interval
-    assert report["noise"](losses) == (pytest.approx(sd), 4)
-    value, half = report["difference"](losses, "three", "gpt")
-    assert value == pytest.approx(-0.2) and half == pytest.approx(2.776 * sd * math.sqrt(2))
-    assert report["difference"](losses, "four", "gpt") is None and report["gap"](losses, "gpt") == ("", None)
-
-
-def test_noise_needs_two_systems_with_two_seeds(report):
-    assert report["noise"]({"gpt": {0: 4.0, 1: 4.3}}) == (None, 0)
-    assert report["gap"]({"gpt": {0: 4.0}, "one": {0: 3.9}}, "one") == ("-0.1000", None)
-
-
-def test_saving_by_hand(report, tmp_path, monkeypatch):
-    """slow ends at 3.75 after 2,000 tokens, for which gpt needs sqrt(2) times 4,000, in steps of half the time.
-
-    gated is timed against gated gpt, which takes 1.25 times as long as gpt; nothing timed is said of new.
-    """
-    for name, losses, step in (("gpt", [9, 4.0], 400), ("gpt-2000", [9, 3.5], 800), ("slow", [9, 3.75], 200),
-                               ("gated", [9, 4.1], 200), ("new", [9, 3.5], 200)):
-        write_run(tmp_path / "logs" / f"{name}-seed0", losses, 0, step=step, options={"max_steps": step})
-    times = (("gpt", "gpt", 1.0), ("slow", "gpt", 0.5), ("gpt:gate=elementwise", "gpt", 0.8),
-             ("gpt:gate=elementwise", "gpt:gate=elementwise", 1.0), ("gated", "gpt:gate=elementwise", 0.5))
-    (tmp_path / "bench.json").write_text(json.dumps({"models": [
-        {"model": model, "against": against, "step_ratio": [x, 0.01]} for model, against, x in times]}))
-    names = report["speeds"].__globals__
-    systems = {"gpt": "gpt", "gpt-g": "gpt --gate elementwise", "gated": "gated", "slow": "slow", "new": "new"}
-    monkeypatch.setitem(names, "HERE", tmp_path)
-    monkeypatch.setitem(names, "SYSTEMS", systems)
-    assert report["speeds"]() == pytest.approx({"gpt": 1, "gpt-g": 0.8, "slow": 0.5, "gated": 0.4})
-    assert report["saving_table"](report["groups"](systems=systems)).splitlines()[2:] == [
-        "| `gated` | not in reach |  | 2.50 |  |", "| `slow` | 0.01M | 2.83x | 2.00 | 1.41x |",
-        "| `new` | 0.01M | 4.00x |  |  |"]

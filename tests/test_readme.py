@@ -99,7 +99,9 @@ def test_tables_of_the_study_are_those_of_its_logs():
     study = ROOT / "results" / "study-cpu"
     report = runpy.run_path(str(study / "report.py"))
     strong = report["groups"]()
-    assert report["main_table"](strong) in (study / "README.md").read_text()
+    text = (study / "README.md").read_text()
+    assert report["main_table"](strong) in text and report["heads_table"]() in text
+    assert report["claims_table"](strong, report["groups"]("plain-")) in text
     assert report["front_table"](strong) in README
     assert report["rates_table"]() in (study / "rates.md").read_text()
 

@@ -195,7 +195,7 @@ def test_every_model_is_watched(name):
         maps = torch.tensor(found["maps"])
         assert maps.shape[0] == 3 and maps.shape[2:] == (12, 12)
         assert torch.allclose(maps.sum(-1), torch.tensor(1.0), atol=2e-3) and len(found["entropy"]) == 3
-    assert set(found) == set(numbers(random_model(ROOT)))
+    assert set(found) >= set(numbers(random_model(ROOT)))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
@@ -270,7 +270,7 @@ def test_a_block_without_attn_norm_reads_its_last_leading_tensor():
 def test_models_that_cannot_be_watched():
     model = random_model(ROOT)
     del model.blocks[2].mlp_norm
-    with pytest.raises(ValueError, match="it must have embed, blocks with attn, attn_norm, mlp and mlp_norm"):
+    with pytest.raises(ValueError, match="it must have embed, blocks with attn, mlp and mlp_norm"):
         numbers(model)
     model = random_model(ROOT)
     model.blocks[2].mlp_norm.forward = lambda x: model.blocks[1].mlp_norm(x)        # one is called twice

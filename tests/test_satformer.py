@@ -63,6 +63,11 @@ def test_softmax_gates_at_zero_are_resformer():
     torch.testing.assert_close(sat(idx)[0], res(idx)[0], atol=1e-12, rtol=0)
 
 
+def test_initial_gates():
+    model = models.build("satformer", vocab_size=31, n_layer=3, n_head=4, d_model=256)
+    assert all(abs(block.attn.value_gate.weight.std() - 0.0197) < 0.002 for block in model.blocks[1:])
+
+
 def test_groups():
     assert own_groups(setup("satformer", **OWN)[0]) == ({"blocks.attn.value_gate.weight"}, set())
 

@@ -1,0 +1,135 @@
+"""results/study-cpu: statistics, tables and choice of rates, by hand."""
+import json
+import math
+import runpy
+import statistics
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from analysis import write_run
+
+RESULTS = Path(__file__).parent.parent / "results"
+sys.path.insert(0, str(RESULTS))
+pytest.importorskip("publish")                   # a copy of the repository may be without results/
+
+
+@pytest.fixture(scope="module")
+def report():
+    return runpy.run_path(str(RESULTS / "study-cpu" / "report.py"))
+
+
+def test_noise_of_the_study_is_that_of_a_randomised_block_design(report):
+    losses = {"gpt": {0: 4.0, 1: 4.3, 2: 4.2}, "one": {0: 3.9, 1: 4.25, 2: 4.0}, "two": {0: 4.1, 1: 4.2, 2: 4.3}}
+    table = [list(at.values()) for at in losses.values()]
+    center = statistics.mean(sum(table, []))
+    rest = [x - statistics.mean(row) - statistics.mean(column) + center
+            for row in table for x, column in zip(row, zip(*table))]
+    sd, degrees = report["noise"](losses)
+    assert degrees == 4 and sd == pytest.approx(math.sqrt(sum(x * x for x in rest) / 4))
+    value, half = report["difference"](losses, "one", "gpt")
+    assert value == pytest.approx(-0.35 / 3) and half == pytest.approx(2.776 * sd * math.sqrt(2 / 3))
+    assert report["gap"](losses, "one") == (f"{value:+.4f} ± {half:.4f}", -1 if abs(value) > half else 0)
+    losses["three"] = {0: 3.8}                      # one run: its mean takes it, yet its difference has an interval
+    assert report["noise"](losses) == (pytest.approx(sd), 4)
+    value, half = report["difference"](losses, "three", "gpt")
+    assert value == pytest.approx(-0.2) and half == pytest.approx(2.776 * sd * math.sqrt(2))
+    assert report["difference"](losses, "four", "gpt") is None and report["gap"](losses, "gpt") == ("", None)
+
+
+def test_noise_needs_two_systems_with_two_seeds(report):
+    assert report["noise"]({"gpt": {0: 4.0, 1: 4.3}}) == (None, 0)
+    assert report["gap"]({"gpt": {0: 4.0}, "one": {0: 3.9}}, "one") == ("-0.1000", None)
+
+
+@pytest.fixture
+def saved(report, tmp_path, monkeypatch):
+    """make(systems, bench rows, runs {name: (step, losses)}) writes them; then the saving table's rows are returned."""
+    def make(systems, times, runs):
+        for name, (step, *losses) in runs.items():
+            write_run(tmp_path / "logs" / name, [9, losses[0]], int(name[-1]), step=step, options={"max_steps": step})
+            for others in losses[1:]:
+                (tmp_path / "logs" / name / "copying.json").write_text(json.dumps({"others": others, "repeated": 1.0}))
+        (tmp_path / "bench.json").write_text(json.dumps({"models": [
+            {"model": model, "against": against, "step_ratio": [x, 0.01]} for model, against, x in times]}))
+        monkeypatch.setitem(report["speeds"].__globals__, "HERE", tmp_path)
+        monkeypatch.setitem(report["speeds"].__globals__, "SYSTEMS", systems)
+        return report["saving_table"](report["groups"](systems=systems)).splitlines()[2:]
+
+    return make
+
+
+def test_saving_by_hand(saved, report):
+    """gpt has 4.0 and 3.5 after one and two lengths: 3.75 wants sqrt(2). slow takes twice gpt's time per step; gated is
+    timed against gated gpt, which takes 1.25 times as long as gpt; nothing timed is said of new.
+    """
+    times = (("gpt", "gpt", 1.0), ("slow", "gpt", 0.5), ("gpt:gate=elementwise", "gpt", 0.8),
+             ("gpt:gate=elementwise", "gpt:gate=elementwise", 1.0), ("gated", "gpt:gate=elementwise", 0.5))
+    systems = {"gpt": "gpt", "gpt-g": "gpt --gate elementwise", "gated": "gated", "slow": "slow", "new": "new"}
+    rows = saved(systems, times, {
+        "gpt-seed0": (400, 4.0, 5.0), "gpt-2000-seed0": (800, 3.5, 4.0), "slow-seed0": (400, 3.75, 4.25),
+        "gated-seed0": (400, 4.1, 5.1), "new-seed0": (400, 3.4)})
+    assert report["speeds"]() == pytest.approx({"gpt": 1, "gpt-g": 0.8, "slow": 0.5, "gated": 0.4})
+    assert rows == ["| `gated` | < 1.00 | < 1.00 | 2.50 |  |  |", "| `slow` | 1.41 | 1.68 | 2.00 | 0.71 | 0.84 |",
+                    "| `new` | > 2.00 |  |  |  |  |"]
+
+
+def test_saving_has_the_interval_of_the_loss_and_seeds_that_all_lengths_have(saved):
+    """Two seeds of gpt at its length and of a system, one of gpt at twice the length: the second seed is left out.
+
+    What a mean per system and one per seed leave over is 0.005 each of four times, with one degree of freedom: a run's
+    standard deviation is 0.01, half of the interval of one pair 12.706 * 0.01 * sqrt(2) = 0.180.
+    """
+    rows = saved({"gpt": "gpt", "one": "one"}, (("gpt", "gpt", 1.0), ("one", "gpt", 1.0)), {
+        "gpt-seed0": (400, 4.0), "gpt-seed1": (400, 4.02), "gpt-2000-seed0": (800, 3.0),
+        "one-seed0": (400, 3.5), "one-seed1": (400, 3.54)})
+    low, high = 2 ** (0.5 - 0.1797), 2 ** (0.5 + 0.1797)
+    assert rows == [f"| `one` | 1.41 ({low:.2f} to {high:.2f}) |  | 1.00 | 1.41 |  |"]
+
+
+def test_signs(report):
+    """Below gpt outside of the noise is -1, and holds."""
+    losses = {"gpt": {0: 4.0, 1: 4.1}, "low": {0: 3.0, 1: 3.101}, "high": {0: 5.0, 1: 5.1}}
+    assert [report["gap"](losses, name)[1] for name in ("low", "high")] == [-1, 1]
+
+
+def test_columns(report, monkeypatch):
+    """Kinds of runs are stood for by a number, gated gpt's difference to gpt."""
+    names = report["claims_table"].__globals__
+
+    def losses(gap):
+        return {"gpt": {0: 4.0}, "gpt-gated": {0: 4.0 + gap}}
+
+    monkeypatch.setitem(names, "final", losses)
+    monkeypatch.setitem(names, "others", lambda gap: losses(10 * gap))
+    monkeypatch.setitem(names, "groups", lambda suffix, systems: {"-layers6": -0.3, "-layers24": -0.4}[suffix])
+    monkeypatch.setitem(names, "DEEP", ("gpt", "gpt-gated"))
+    row = report["claims_table"](-0.1, -0.2).splitlines()[2]
+    assert [cell.strip() for cell in row.split("|")[3:7]] == ["-0.1000", "-1.0000", "-0.2000", "-2.0000"]
+    assert report["baseline_table"](-0.1, -0.2).splitlines()[3] == "| `gpt-gated` | -0.1000 | -0.2000 | 3.8000 |"
+    assert report["depth_table"](-0.1).splitlines()[3] == "| `gpt-gated` | -0.3000 | -0.1000 | -0.4000 |"
+
+
+@pytest.fixture(scope="module")
+def study():
+    return runpy.run_path(str(RESULTS / "study-cpu" / "study.py"))
+
+
+def test_the_rates_of_the_lowest_loss(study, monkeypatch):
+    """First the triples that all systems try, then two more around the best of them."""
+    losses = {(0.005, 0.024, 0.002): 3, (0.01, 0.024, 0.002): 2, (0.01, 0.024, 0.0005): 1}
+    monkeypatch.setitem(study["best_rates"].__globals__, "train", lambda run, args: losses.get(run.rates, 9))
+    mixing = next(name for name in study["SYSTEMS"] if name not in study["MIXES_NOTHING"])
+    assert study["best_rates"](mixing, None) == (0.01, 0.024, 0.0005)
+
+
+def test_what_a_plain_run_gets(study, monkeypatch, tmp_path):
+    seen, publish = [], study["publish"]
+    monkeypatch.setattr(publish, "final_loss", lambda path: 1.0 if seen else None)
+    monkeypatch.setattr(publish, "train", lambda folder, *words, **options: seen.append((words, options)))
+    monkeypatch.setattr(publish, "publish", lambda *args: None)
+    study["train"](study["Run"]("x", "gpt-gated", 3, (0.5,)), SimpleNamespace(out=tmp_path, data="d"))
+    (words, options), = seen
+    assert list(words) == ["gpt", "--gate", "elementwise", "--preset", "study", *study["PLAIN"].split()]
+    assert options == dict(data="d", seed=3, max_steps=1000, eval_every=250, adamw_lr=0.5)

@@ -1,0 +1,90 @@
+"""What the options of a run reach: optimizers, batches, weights, precision, scores. Parts have their own tests."""
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import models
+import muon
+import train
+from nanodepth import devices, scoring
+from nanodepth.devices import flops_per_token
+from nanodepth.shards import Batches, Data
+from small import SMALL, flags, inside, rows
+
+CPU = torch.device("cpu")
+SIZE = {name: SMALL[name] for name in ("n_layer", "d_model", "n_head", "d_ff", "max_len")}
+
+
+def mixing_model():
+    """The first model with parameters that are trained at mix_lr."""
+    rates = 0.1, 0.2, 0.0, None, None, 0.3
+    return next(name for name in models.names()
+                if len(muon.optimizers(models.build(name, **SIZE), "muon", *rates)[1].param_groups) == 2)
+
+
+def test_options_reach_the_optimizers(data, tmp_path, monkeypatch, capsys):
+    """Rates, decay, momentum and clipping of every group, as of the last of 12 steps; the figures of the log."""
+    made, norms, optimizers, name = [], [], muon.optimizers, mixing_model()
+
+    def clipped(*_):
+        params = [p for optimizer in made for group in optimizer.param_groups for p in group["params"]]
+        norms.append(math.sqrt(sum(p.grad.square().sum().item() for p in params)))
+
+    def spy(model, *args):
+        made.extend(optimizers(model, *args))
+        made[0].register_step_pre_hook(clipped)
+        return made
+
+    monkeypatch.setattr(muon, "optimizers", spy)
+    words = flags(**{**SMALL, "max_steps": 12, "batch_tokens": 256}, model=name, muon_lr=0.03, adamw_lr=0.02,
+                  mix_lr=0.001, weight_decay=0.3, second_moment=0.9, grad_clip=0.01)
+    assert inside(*words, *flags(data=data, out=tmp_path / "a")) == 0
+    (matrices,), (usual, mixing) = (optimizer.param_groups for optimizer in made)
+    assert (matrices["weight_decay"], matrices["second_moment"]) == (0.3, 0.9)
+    assert [group["peak_lr"] for group in (matrices, usual, mixing)] == [0.03, 0.02, 0.001]
+    scale = train.lr_scale(11, train.parse(words)[0])
+    for group in (matrices, usual, mixing):
+        assert group["lr"] == pytest.approx(group["peak_lr"] * scale)
+    assert matrices["momentum"] == pytest.approx(muon.momentum_at(11, 12)) != 0.95
+    assert norms == pytest.approx([0.01] * 12, rel=1e-3)
+    for row in rows(tmp_path / "a"):
+        assert row["grad_norm"] > 0.01 and row["tok_s"] == pytest.approx(256 / row["ms"] * 1000)
+    flops = 3 * flops_per_token(models.build(name, vocab_size=257, **SIZE), 16)
+    assert f"{flops / 1e6:,.1f} MFLOPs/token" in capsys.readouterr().out
+
+
+def test_the_seed_is_of_batches_and_of_weights(data):
+    ranks, folder = SimpleNamespace(rank=0, world=1, device=CPU), Data(data)
+    idx, targets = next(Batches(folder, train.Options(batch_tokens=128, seq_len=16, seed=7), ranks, 32768).train(3))
+    wanted = folder.batch(3, 0, 8, 8, 16, 7)
+    assert torch.equal(idx, wanted[0]) and torch.equal(targets, wanted[1])
+    options = (train.Options(seq_len=16, seed=seed, compile=False) for seed in (7, 7, 8))
+    a, b, c = (train.build_model(each, dict(SIZE), {}, folder, CPU).embed.weight for each in options)
+    assert torch.equal(a, b) and not torch.equal(a, c)
+
+
+def test_ranks_share_the_validation(data):
+    options, folder = train.Options(batch_tokens=128, seq_len=16), Data(data)
+
+    def scored(rank, world):
+        batches = Batches(folder, options, SimpleNamespace(rank=rank, world=world, device=CPU), 64)
+        return sorted(tuple(row) for _, targets in batches.val(400) for row in targets.tolist() if max(row) >= 0)
+
+    assert len(scored(0, 1)) == 25 and sorted(scored(0, 2) + scored(1, 2)) == scored(0, 1)
+
+
+def test_bits_per_byte_are_over_bytes():
+    """At the start the head is 0: every target costs log 5 nats; ids 0, 1 and 4 stand for 3, 2 and 0 bytes."""
+    model = models.build("gpt", vocab_size=5, n_layer=1, n_head=1, d_model=16)
+    idx, targets = torch.zeros(1, 4, dtype=torch.long), torch.tensor([[0, 1, 4, -1]])
+    found = scoring.evaluate(model, [(idx, targets)], np.array([3, 2, 1, 1, 0]))
+    assert found["bpb"] == pytest.approx(3 * math.log2(5) / 5) and found["eval_tokens"] == 3
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_bf16_is_autocast(dtype):
+    with devices.autocast(CPU, dtype):
+        assert torch.is_autocast_enabled("cpu") == (dtype == "bf16")
