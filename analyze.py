@@ -11,7 +11,7 @@ of the first, curves-2.json of the second. A picture shows the baseline and at m
 losses first: curves.png, curves-page2.png; of the second group curves-2.png.
 
 probe: models are watched through hooks while they read the validation split, in fp32. Any model can be watched whose
-blocks have `attn`, `attn_norm`, `mlp` and `mlp_norm`; what is particular to it is in probes/NAME.py.
+blocks have `attn`, `mlp` and `mlp_norm`; what is particular to it is in probes/NAME.py.
 """
 import json
 import sys
@@ -45,8 +45,9 @@ def compare(args):
     for message in skipped:                                                 # of runs/*, the one that has only begun
         print(f"analyze.py: left out: {escaped(message)}", file=sys.stderr)
     groups = [(heading, curves.systems(some)) for heading, some in curves.comparable(found)]
-    if args.baseline and not any(args.baseline in systems for _, systems in groups):
-        curves.find_baseline({name: some for _, systems in groups for name, some in systems.items()}, args.baseline)
+    names = [name for _, systems in groups for name in systems]
+    if args.baseline and args.baseline not in names:
+        raise ValueError(f"no system {args.baseline!r} among the runs: choose from {', '.join(map(repr, names))}")
     if len(groups) > 1:
         print(f"analyze.py: the runs were validated on {len(groups)} different sets of tokens, and only losses on the "
               "same tokens can be compared: a table and a picture of each", file=sys.stderr)
@@ -54,7 +55,7 @@ def compare(args):
     texts, figures = [], {}
     for i, (heading, systems) in enumerate(groups, start=1):
         name = "curves" if i == 1 else f"curves-{i}"
-        baseline = curves.find_baseline(systems, args.baseline if args.baseline in systems else None)
+        baseline = args.baseline if args.baseline in systems else curves.find_baseline(systems)
         rows = curves.summarise(systems, baseline)
         runs.write_text(args.out / f"{name}.json", json.dumps(rows, indent=1) + "\n")
         texts.append((f"## {escaped(heading)}\n\n" if len(groups) > 1 else "") + curves.table(rows, baseline))

@@ -12,9 +12,9 @@ A training step is forward, backward and optimizer on fixed random tokens. One m
 time; every round runs one step of each, so that a drift of the machine meets both, and a ratio is the median over the
 rounds of gpt's time over the model's in the same round. A model that does not fit into memory gets a row that says so.
 Columns:
-    params, FLOPs   what the idea adds to gpt, counted; "costs": by the model file's costs(), which also counts mixing
+    params, FLOPs   what the idea adds to gpt, counted; costs, costs FLOPs: by the model's costs(), with mixing
     fwd, bwd, opt   milliseconds of one step's parts
-    x gpt           forward + backward speed against gpt (+- half the interquartile range); "step": with the optimizer
+    x gpt           forward + backward speed against gpt (+- half the interquartile range); x gpt step: with optimizer
     floor           the best "x gpt" possible: gpt's time, plus the added FLOPs at the measured rate of a large matrix
                     product, plus four passes over each earlier state that the idea reads (read forward, read backward,
                     read and write of its gradient) at the measured bandwidth of a large copy
@@ -44,8 +44,9 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 import models  # noqa: E402
 from nanodepth import presets, timing  # noqa: E402
-from nanodepth.devices import cast_weights, find_device, machine_errors, out_of_memory, peak_flops  # noqa: E402
-from nanodepth.options import Parser, UserError, parse_spec, run_script, user_errors  # noqa: E402
+from nanodepth.devices import (cast_weights, choose_dtype, find_device, machine_errors, out_of_memory,  # noqa: E402
+                               peak_flops)
+from nanodepth.options import Parser, UserError, parse_spec, pick, run_script, user_errors  # noqa: E402
 from nanodepth.timing import Row  # noqa: E402
 
 SHAPE = dict(n_layer=12, d_model=384, n_head=6, vocab_size=8192, seq_len=512)       # without a preset
@@ -62,7 +63,7 @@ def options(argv):
         parser.add_argument(f"--{name}", type=int, help=f"[{SHAPE.get(name, 'as in the model files')}]")
     parser.add_argument("--batch", type=int, default=4, help="sequences per step [4]")
     parser.add_argument("--dtype", default="auto", choices=("fp32", "bf16", "auto"),
-                        help="bf16 is autocast; auto: bf16 on cuda, fp32 else [auto]")
+                        help="bf16 is autocast; auto: bf16 where the chip has it [auto]")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="torch.compile [on]")
     parser.add_argument("--device", default="auto", help="torch device; auto: cuda, else cpu")
     parser.add_argument("--rounds", type=int, default=10, help="interleaved steps per model [10]")
@@ -79,21 +80,22 @@ def options(argv):
     shape = {**SHAPE, **(presets.find(args.preset) if args.preset else {})}
     shape |= {name: getattr(args, name) for name in FLAGS if getattr(args, name) is not None}
     args.seq_len = shape["seq_len"]
-    contexts, available = args.decode or [1], args.batch * args.seq_len
+    contexts = args.decode or [1]
     shape["max_len"] = max(args.seq_len, max(args.prompt, *contexts) + args.new_tokens)
-    for message, wrong in (
-            ("--rounds, --batch, --prompt and --seq_len must be at least 1",
-             min(args.rounds, args.batch, args.prompt, args.seq_len) < 1),
-            ("--new_tokens must be 0 or at least 2", args.new_tokens < 0 or args.new_tokens == 1),
-            ("--profile takes one model: add --models NAME", args.profile and len(args.models or ()) != 1),
-            ("--decode needs contexts of at least 1 token each, and --new_tokens",
-             min(contexts) < 1 or args.decode and not args.new_tokens),
-            ("--bytes counts compiled kernels: leave --no-compile out", args.bytes and not args.compile),
-            (f"--prompt {args.prompt} is longer than the {args.batch} x {args.seq_len} tokens there are",
-             args.prompt > available),
-            ("--ranks must be at least 1 each", args.ranks and min(args.ranks) < 1)):
-        if wrong:
-            parser.error(message)
+    if min(args.rounds, args.batch, args.prompt, args.seq_len) < 1:
+        parser.error("--rounds, --batch, --prompt and --seq_len must be at least 1")
+    if args.new_tokens < 0 or args.new_tokens == 1:
+        parser.error("--new_tokens must be 0 or at least 2")
+    if args.profile and len(args.models or ()) != 1:
+        parser.error("--profile takes one model: add --models NAME")
+    if min(contexts) < 1 or args.decode and not args.new_tokens:
+        parser.error("--decode needs contexts of at least 1 token each, and --new_tokens")
+    if args.bytes and not args.compile:
+        parser.error("--bytes counts compiled kernels: leave --no-compile out")
+    if args.prompt > args.batch * args.seq_len:
+        parser.error(f"--prompt {args.prompt} is longer than the {args.batch} x {args.seq_len} tokens there are")
+    if args.ranks and min(args.ranks) < 1:
+        parser.error("--ranks must be at least 1 each")
     for path in filter(None, (args.json, args.profile)):
         try:
             if Path(path).is_dir() or not Path(path).resolve().parent.is_dir():
@@ -120,15 +122,15 @@ def plan(specs, args, shape):
     return groups
 
 
-def attempt(spec, args, shape, work):
-    """work(row) of a new row, or {"model", "error"} if it does not fit into memory; nothing stays on the device."""
+def attempt(spec, args, shape, work, results):
+    """work(row) of a new row; results get {"model", "error"} if it does not fit into memory. It leaves the device."""
     row = Row(spec, args, shape)
     try:
-        return work(row)
+        work(row)
     except (RuntimeError, MemoryError) as e:
         if not out_of_memory(e):
             raise
-        return {"model": spec, "error": "out of memory"}
+        results.append({"model": spec, "error": "out of memory"})
     finally:
         row.__dict__.clear()
         gc.collect()
@@ -158,8 +160,8 @@ def compare(row, base, args, rates):
 def result(row, base, args, rate, bandwidth):
     """The figures of one row, as JSON has them."""
     tokens, parts = args.batch * args.seq_len, [median(part) * 1000 for part in zip(*row.times)]
-    passes, base_passes = ([sum(t[:2]) for t in r.times] for r in (row, base))      # forward and backward
-    steps, base_steps = ([sum(t) for t in r.times] for r in (row, base))
+    passes, base_passes = [sum(t[:2]) for t in row.times], [sum(t[:2]) for t in base.times]     # forward and backward
+    steps, base_steps = [sum(t) for t in row.times], [sum(t) for t in base.times]
     out = {"model": row.label, "against": base.label, "parameters": row.n_params,
            "extra_parameters": row.n_params - base.n_params, "flops_per_token": row.flops,
            "extra_flops": row.flops / base.flops - 1}
@@ -193,11 +195,11 @@ def cells(r):
         return {"model": f"`{r['model']}`", "params": r["error"]}
     out = {"model": f"`{r['model']}`" + ("" if "gpt" in (r["against"], r["model"]) else f" vs `{r['against']}`"),
            "params": f"{r['extra_parameters']:+,}", "costs": f"{r['costs_parameters']:+,}" if "floor" in r else "-",
-           "FLOPs": f"{r['extra_flops']:+.2%}", "costs ": f"{r['costs_flops']:+.2%}" if "floor" in r else "-",
+           "FLOPs": f"{r['extra_flops']:+.2%}", "costs FLOPs": f"{r['costs_flops']:+.2%}" if "floor" in r else "-",
            "fwd": f"{r['forward_ms']:,.0f}", "bwd": f"{r['backward_ms']:,.0f}", "opt": f"{r['optimizer_ms']:,.0f}",
            "tok/s": f"{r['tokens_per_s']:,.0f}", "x gpt": pm("ratio"),
            "floor": f"{r['floor']:.3f}" if "floor" in r else "-", "x gpt step": pm("step_ratio"),
-           "GiB": f"{r['peak_bytes'] / 2 ** 30:.2f}", "x gpt ": f"{r['memory_ratio']:.3f}",
+           "GiB": f"{r['peak_bytes'] / 2 ** 30:.2f}", "GiB x gpt": f"{r['memory_ratio']:.3f}",
            "util": f"{r['utilisation']:.0%}", "MFU": "-" if r["mfu"] is None else f"{r['mfu']:.1%}"}
     if r["compile_s"] is not None:
         out |= {"compile": f"{r['compile_s']:.0f} s", "breaks": str(r["graph_breaks"])}
@@ -205,7 +207,7 @@ def cells(r):
         out |= {"MiB": f"{r['kernel_bytes'] / 2 ** 20:,.0f}",
                 "against gpt": f"{r['extra_kernel_bytes'] / 2 ** 20:+,.0f}"}
     if "decode_ratio" in r:
-        out |= {"decode": f"{r['decode_tokens_per_s']:.1f}", "x gpt  ": pm("decode_ratio"),
+        out |= {"decode": f"{r['decode_tokens_per_s']:.1f}", "decode x gpt": pm("decode_ratio"),
                 "first": f"{r['first_token_s']:.3f}"}
     return out
 
@@ -225,9 +227,10 @@ def ranks_table(specs, shape, worlds, dtype):
     for spec in specs:
         name, given = parse_spec(spec)
         with user_errors(f"{spec}: "), torch.device("meta"):
-            model = models.build(name, **timing.known(name, {**shape, **given}))
+            model = models.build(name, **pick(models.module(name).Config, {**shape, **given}))
         for world in worlds:
-            of_muon, of_adamw = (timing.across(model, world, optimizer, dtype) for optimizer in ("muon", "adamw"))
+            of_muon = timing.across(model, world, "muon", dtype)
+            of_adamw = timing.across(model, world, "adamw", dtype)
             held = {"held per rank, Muon": of_muon["held"], "AdamW": of_adamw["held"],
                     "AdamW, if sharded": of_adamw["held"] / world}
             sent = {"sent per rank and step: gradients": of_muon["gradients"], "Muon's updates": of_muon["updates"]}
@@ -284,27 +287,27 @@ def run(groups, args, shape, device, batch):
     results, extra = [], {}
     rates = (0, 0) if args.decode else timing.limits(device, torch.bfloat16 if args.dtype == "bf16" else torch.float32)
 
-    def note(row):
-        if not args.decode:
-            print(f"{row.label}: first step {row.first:.1f} s", file=sys.stderr, flush=True)
-
     def of(row, base):
-        (row.place if args.decode else row.start)(device, batch)
-        note(row)
-        results.extend(decode_after(row, base, args) if args.decode else [compare(row, base, args, rates)])
+        if args.decode:
+            row.place(device, batch)
+            results.extend(decode_after(row, base, args))
+        else:
+            row.start(device, batch)
+            print(f"{row.label}: first step {row.first:.1f} s", file=sys.stderr, flush=True)
+            results.append(compare(row, base, args, rates))
 
     def with_base(base):
         of(base, base)
         if not args.decode and not extra:
             extra["optimizers_ms"] = timing.optimizer_times(base, args.rounds)
         for spec in others:
-            failed = attempt(spec, args, shape, lambda row: of(row, base))
-            results.extend([failed] if failed else [])
+            attempt(spec, args, shape, lambda row: of(row, base), results)
 
     for spec, others in groups.items():
-        failed = attempt(spec, args, shape, with_base)
-        results.extend([failed] if failed else [])
-    return results, extra | ({} if args.decode else {"matmul_flops_per_s": rates[0], "copy_bytes_per_s": rates[1]})
+        attempt(spec, args, shape, with_base, results)
+    if not args.decode:
+        extra |= {"matmul_flops_per_s": rates[0], "copy_bytes_per_s": rates[1]}
+    return results, extra
 
 
 @machine_errors("lower --batch or take a smaller shape")
@@ -317,7 +320,7 @@ def main(argv):
     device = find_device(args.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    args.dtype = args.dtype if args.dtype != "auto" else "bf16" if device.type == "cuda" else "fp32"
+    args.dtype = choose_dtype(device, args.dtype)
     groups = plan(specs, args, shape)
     size = shape["vocab_size"], (args.batch, args.seq_len)
     batch = [torch.randint(*size, generator=torch.Generator().manual_seed(i)).to(device) for i in range(2)]
@@ -365,8 +368,10 @@ def chip(device):
     """The name of the GPU, or of the CPU with the number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    found = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
-    return f"{found[0] if found else platform.processor()}, {torch.get_num_threads()} threads"
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []                  # of Linux
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor()}, {torch.get_num_threads()} threads"
 
 
 if __name__ == "__main__":

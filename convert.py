@@ -18,7 +18,6 @@ import pickle
 import re
 import shutil
 import zipfile
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -84,7 +83,8 @@ def read(layout, source):
                                 else f"{name} in {source} is not a tensor")
             tensors[name] = tensor
     if not tensors:
-        raise UserError(f"{source} has no tensors" + " (*.safetensors or pytorch_model*.bin)" * (layout not in FILES))
+        where = "" if layout in FILES else " (*.safetensors or pytorch_model*.bin)"
+        raise UserError(f"{source} has no tensors{where}")
     return config, tensors, setting(saved, "step", int, 0), setting(saved, "tokens_processed", int, 0)
 
 
@@ -125,20 +125,6 @@ def choose_tokenizer(asked, layout, source, vocab_size):
     return "tokenizer.json", source / "tokenizer.json", "tokenizer.json"
 
 
-@contextmanager
-def new_folder(out):
-    """A temporary folder that becomes `out` when it is whole."""
-    temporary = out.with_name(f"{out.name}.tmp{os.getpid()}")
-    try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        os.rename(temporary, out)
-    except OSError as e:
-        raise UserError(f"{out} cannot be made: {e.strerror or one_line(e)}") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
 def convert(layout, source, out, asked=None):
     """Makes the run folder `out`; returns a line about it. UserError or OSError if that cannot be done."""
     if os.path.lexists(out):
@@ -159,7 +145,7 @@ def convert(layout, source, out, asked=None):
         text = json.dumps(run, indent=1)
     except TypeError as e:                                                        # a tensor in model_args, for instance
         raise UserError(f"the config of {source} has more than plain values: {one_line(e)}") from None
-    with new_folder(out) as folder:
+    with runs.folder_atomically(out) as folder:
         runs.write_text(folder / "config.json", text)
         runs.write_atomically(folder / "ckpt.pt", lambda f: torch.save(checkpoint, f))
         if file:
@@ -190,7 +176,7 @@ def export(command, source, out):
     names = LAYOUTS[family](config, state)[2]
     if others := set(state) ^ set(names):                                           # a changed gpt.py
         raise UserError(f"{EXPORTS[command]} has other parameters than this run: {', '.join(sorted(others)[:8])}")
-    with new_folder(out) as folder:
+    with runs.folder_atomically(out) as folder:
         runs.write_text(folder / "config.json", json.dumps(config, indent=1))
         try:
             package.torch.save_file({names[ours]: tensor for ours, tensor in state.items()},

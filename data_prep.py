@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import os
 import platform
-import secrets
 import shutil
 import sysconfig
 import time
@@ -26,6 +25,7 @@ from tqdm import tqdm
 from nanodepth.devices import machine_errors
 from nanodepth.download import complete, fetch_shard
 from nanodepth.options import ROOT, Parser, UserError, run_script, shell
+from nanodepth.runs import folder_atomically
 from nanodepth.shards import CHUNK, Data, Writer, find_folder, read_shard, split_of, write_meta
 from nanodepth.texts import KNOWN, documents, text_files
 from nanodepth.tokenizers import MAX_VOCAB, load_tokenizer, token_bytes, train_bpe
@@ -48,24 +48,11 @@ def default_val_frac(files):
 
 
 def check_free(out):
-    if os.path.exists(out) and not (out.is_dir() and not any(out.iterdir())):
+    """UserError unless there is nothing at `out`, or an empty folder."""
+    if out.is_dir() and not any(out.iterdir()):
+        return
+    if os.path.exists(out):
         raise UserError(f"{out}: exists already: delete it or choose another --name or --out")
-
-
-@contextlib.contextmanager
-def new_folder(out):
-    """A temporary sibling of `out` that becomes `out` when the block ends well and vanishes when it does not."""
-    tmp = out.with_name(f"{out.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        tmp.mkdir()
-        yield tmp
-        os.rename(tmp, out)                                             # refuses an `out` that has something in it
-    except OSError as e:
-        where = str(e.filename2 or e.filename or out).replace(tmp.name, out.name)
-        raise UserError(f"{where}: {e.strerror or e}") from None
-    finally:
-        shutil.rmtree(tmp, ignore_errors=True)
 
 
 def encode(texts, encoding):
@@ -148,7 +135,7 @@ def prepare_stdlib(out="data/stdlib", tokenizer="byte") -> dict:
         source = f"Python {platform.python_version()} standard library, {len(texts)} files"
         shown = tqdm(texts, desc="standard library", unit=" files", disable=None, leave=False)
         try:
-            with new_folder(out) as tmp:
+            with folder_atomically(out) as tmp:
                 fill_folder(tmp, shown, tokenizer, source, 0.05)
         except UserError:
             if not os.path.exists(out / "meta.json"):                   # else another process was first
@@ -187,17 +174,17 @@ def prepare_mqar(out, n_tokens=8_000_000) -> dict:
 
     Examples of 4, 8 or 16 pairs. Each pair is asked for three times, so that more of the tokens can be predicted.
     """
-    from nanodepth.harness import mqar_example                          # here: it imports lm_eval, if that is there
+    from nanodepth.harness import MQAR_PAIRS, mqar_example              # here: it imports lm_eval, if that is there
     out = Path(os.path.realpath(out))
     check_free(out)
-    with new_folder(out) as tmp, tqdm(total=n_tokens + n_tokens // 40, unit=" tokens", unit_scale=True,
+    with folder_atomically(out) as tmp, tqdm(total=n_tokens + n_tokens // 40, unit=" tokens", unit_scale=True,
                                       desc="associative recall", disable=None, leave=False) as bar:
         encoding = load_tokenizer("byte")
         writers = {split: Writer(tmp, split, SHARD_TOKENS) for split in ("train", "val")}
         for split, amount, seed in (("train", n_tokens, 0), ("val", n_tokens // 40, 1)):
             rng = np.random.default_rng((0, seed))                      # (1, ...) is what eval.py asks
             while writers[split].tokens < amount:
-                example = mqar_example(rng, rng.choice((4, 8, 16)), encoding.eot_token, n_asked=3)
+                example = mqar_example(rng, rng.choice(MQAR_PAIRS), encoding.eot_token, n_asked=3)
                 writers[split].add(example)
                 bar.update(len(example))
             writers[split].close()
@@ -236,7 +223,7 @@ def prepare_text(files, out, tokenizer="gpt2", n_vocab=None, val_frac=None, val_
         for text in documents(val_files, field, label):
             yield "val", text
 
-    with new_folder(out) as tmp:
+    with folder_atomically(out) as tmp:
         if n_vocab is not None:
             tokenizer = str(tmp / "tokenizer.tiktoken")
             train = (text for split, text in texts("learning the vocabulary") if split == "train")

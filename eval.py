@@ -43,6 +43,8 @@ def parse(argv):
             parser.error(f"--{name} must be at least 1")
     if (args.num_fewshot or 0) < 0:
         parser.error("--num_fewshot must be at least 0")
+    if args.tasks and (args.data or args.tokens):
+        parser.error("--data and --tokens are for the validation split, not for --tasks")
     if args.tasks is None and (args.num_fewshot is not None or args.limit or args.task_dir):
         parser.error("--num_fewshot, --limit and --task_dir are for --tasks")
     return args
@@ -78,8 +80,6 @@ def on_split(args):
 
 def on_tasks(args):
     """Benchmarks every run; prints tables, adds to each run's eval.jsonl and returns what it added."""
-    if args.data or args.tokens:
-        raise UserError("--data and --tokens are for the validation split, not for --tasks")
     tasks = list(dict.fromkeys(args.tasks.split(",")))
     others = [name for name in tasks if name != "mqar"]
     asked = task_names(others, args.task_dir) if others else None
@@ -90,7 +90,8 @@ def on_tasks(args):
     rows, shown = [], {}
     for run in args.runs:
         tables = benchmarks(run, args, *asked) if asked else []
-        tables += [("mqar", mqar(run, args.device))] if "mqar" in tasks else []
+        if "mqar" in tasks:
+            tables.append(("mqar", mqar(run, args.device)))
         named = {title: {column: {"value": value, "stderr": error} for column, (value, error) in table.items()}
                  for title, table in tables}
         rows.append({"run": run, "time": time.strftime("%Y-%m-%dT%H:%M:%S"), "step": runs.read_checkpoint(run)["step"],

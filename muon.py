@@ -88,17 +88,19 @@ class Muon(torch.optim.Optimizer):
                 yield params, orthogonal(params)
             return
         world, rank, order = dist.get_world_size(), dist.get_rank(), [p for params in stacks for p in params]
-        kind = lambda p: (p.shape, p.dtype)
-        shares = [[list(same) for _, same in groupby(order[r::world], kind)] for r in range(world)]
         sizes = [sum(p.numel() for p in order[r::world]) for r in range(world)]
         own = torch.zeros(max(sizes), dtype=self.dtype or order[0].dtype, device=order[0].device)
         everything = own.new_empty(world * len(own))
-        if shares[rank]:
-            own[:sizes[rank]] = torch.cat([orthogonal(params).flatten() for params in shares[rank]])
+        if order[rank::world]:
+            shares = [list(same) for _, same in groupby(order[rank::world], key=lambda p: (p.shape, p.dtype))]
+            own[:sizes[rank]] = torch.cat([orthogonal(params).flatten() for params in shares])
         dist.all_gather_into_tensor(everything, own)
-        for share, size, row in zip(shares, sizes, everything.view(world, -1)):
-            chunks = row[:size].split([sum(p.numel() for p in params) for params in share])
-            yield from ((params, chunk.view(-1, *params[0].shape)) for params, chunk in zip(share, chunks))
+        update = {}
+        for r, row in enumerate(everything.view(world, -1)):
+            for p in order[r::world]:
+                update[p], row = row[:p.numel()].view_as(p), row[p.numel():]
+        for params in stacks:
+            yield params, torch.stack([update[p] for p in params])
 
     def apply(self, params, updates, lr, weight_decay, second_moment):
         """Moves N matrices (or stacks) of the same shape by their orthogonal updates (N, .., rows, cols)."""

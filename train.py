@@ -8,7 +8,6 @@
     python train.py --model satformer --help                    every option, the model's own included
 """
 import math
-import sys
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +21,8 @@ from nanodepth import command, record, runs, scoring
 from nanodepth.console import Console
 from nanodepth.devices import (Ranks, autocast, choose_dtype, flops_per_token, leave_together, machine_errors,
                                peak_bytes, peak_flops, set_threads)
-from nanodepth.options import UserError, check_types, exit_code, user_errors
-from nanodepth.shards import Batches, Data
+from nanodepth.options import UserError, check_types, run_script, user_errors
+from nanodepth.shards import Batches, Data, check_tokens
 from nanodepth.tokenizers import load_tokenizer
 
 
@@ -47,7 +46,7 @@ class Options:
     micro_batch: int | None = None  # sequences per forward and rank: memory, not results; none: 32,768 tokens or fewer
     optimizer: str = "muon"         # muon (matrices of the blocks; AdamW for the rest) | adamw
     muon_lr: float = 0.02           # peak rate of Muon
-    adamw_lr: float = 0.004         # peak rate of AdamW: embeddings, head, norms; of all under --optimizer adamw
+    adamw_lr: float = 0.004         # peak rate of AdamW: embeddings, head, norms; under --optimizer adamw also matrices
     mix_lr: float | None = None     # peak rate of AdamW for what mixes across layers, see muon.py; none: adamw_lr
     weight_decay: float = 0.1       # on the matrices only; cautious under Muon
     second_moment: float | None = None  # Muon: rate of the row/column normalisation (ExoFormer: 0.95); none: off
@@ -92,7 +91,8 @@ def lr_scale(step, options):
         done = (step - options.warmup_steps) / max(1, options.max_steps - options.warmup_steps)
         return (1 + options.final_lr_frac) / 2 + (1 - options.final_lr_frac) / 2 * math.cos(math.pi * done)
     n_decay = round(options.decay_frac * options.max_steps)
-    return 1.0 - (1 - options.final_lr_frac) * max(0, step + 1 - (options.max_steps - n_decay)) / max(1, n_decay)
+    decayed = max(0, step + 1 - (options.max_steps - n_decay)) / max(1, n_decay)
+    return 1.0 - (1 - options.final_lr_frac) * decayed
 
 
 def constant_until(options):
@@ -125,7 +125,8 @@ def build_model(options, config, flags, data, device):
         raise UserError(f"--seq_len {options.seq_len} is longer than the model's max_len: "
                         f"add --max_len {options.seq_len}")
     if options.init_from and not options.resume:
-        command.take_weights(model, options.init_from, data)
+        check_tokens(data, options.init_from, runs.read_checkpoint(options.init_from)["config"])
+        runs.take_weights(model, options.init_from)
     model.to(device).train()
     if options.compile:
         torch._dynamo.config.optimize_ddp = False                           # DDP would cut the graph into many
@@ -163,7 +164,7 @@ def train_step(step, model, optimizers, batches, options, ranks, signals):
 def validate(step, model, batches, options, ranks, console):
     """Scores of the validation split and learned quantities of the mechanism: a row of the log. None after a signal."""
     last = step == options.max_steps
-    n_tokens = last and options.final_eval_tokens or options.eval_tokens
+    n_tokens = options.final_eval_tokens if last and options.final_eval_tokens else options.eval_tokens
     began, context = time.perf_counter(), autocast(ranks.device, options.dtype)
     watched = console.validating(batches.val(n_tokens), batches.n_val(n_tokens))
     row = scoring.evaluate(model, watched, batches.token_bytes, context, ranks.sum)
@@ -212,6 +213,7 @@ def main(argv):
         save(step)
         return console.interrupted(step, run)
 
+    before_decay = constant_until(options)
     for step in range(run.start, options.max_steps + 1):                    # the last turn validates and saves
         last = step == options.max_steps
         if (last or step % options.eval_every == 0) and step > run.evaluated:
@@ -221,9 +223,9 @@ def main(argv):
             run.log("val", step, **row)
             if not math.isfinite(row["loss"]):
                 return console.diverged(f"step {step}: the validation loss is {row['loss']}: stopped", run)
-        if last or step % (options.save_every or options.eval_every) == 0 or step == constant_until(options):
+        if last or step % (options.save_every or options.eval_every) == 0 or step == before_decay:
             save(step)
-        if step == constant_until(options):
+        if step == before_decay:
             console.say(run.keep_before_decay())
         if last:
             break
@@ -235,7 +237,8 @@ def main(argv):
         seconds = time.perf_counter() - began
         speed, lr = options.batch_tokens / seconds, optimizers[0].param_groups[0]["lr"]
         row = {"loss": loss, "lr": lr, "grad_norm": grad_norm, "ms": seconds * 1000, "tok_s": speed}
-        row |= {"mfu": speed * flops / (peak * ranks.world)} if peak else {}
+        if peak:
+            row["mfu"] = speed * flops / (peak * ranks.world)
         run.log("train", step + 1, **row)
         console.trained(step + 1, row)
         if signalled:
@@ -244,7 +247,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(leave_together(main(sys.argv[1:])))
-    except (UserError, KeyboardInterrupt) as e:
-        sys.exit(exit_code("train.py", e))
+    run_script("train.py", lambda argv: leave_together(main(argv)))

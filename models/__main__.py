@@ -18,7 +18,8 @@ def sizes(name, options):
 
 def small_pair(name, base, options):
     """A model with few channels in each head and all its other options, and its baseline; in float64."""
-    own, of_base = ({f.name for f in fields(models.module(n).Config)} for n in (name, base))
+    own = {f.name for f in fields(models.module(name).Config)}
+    of_base = {f.name for f in fields(models.module(base).Config)}
     n_head = options.get("n_head", models.module(name).Config.n_head)
     small = {**options, "vocab_size": 97, "max_len": 33, "d_model": 16 * n_head, "d_ff": None, "norm_eps": 1e-12,
              "zero_init": False}

@@ -186,8 +186,10 @@ class DepthAttention(nn.Module):
 
     def scale(self, v):
         """1 / rms(v) (B, T): w . RN(v) is scale(v) (w . v)."""
+        if self.eps is None:
+            return 1.0
         y = v.to(torch.promote_types(v.dtype, torch.float32))
-        return 1.0 if self.eps is None else torch.rsqrt(y.square().mean(-1) + self.eps)
+        return torch.rsqrt(y.square().mean(-1) + self.eps)
 
     def forward(self, l, sources, scales):
         w = self.query[l - 1]

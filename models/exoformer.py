@@ -226,8 +226,9 @@ class Attention(nn.Module):
     def project(self, x):
         """The streams of x (B, T, C), {stream: (B, T, H or K, D)}; those that mix are times lambda_self already."""
         weights = {s: w.weight for s, w in zip("qkvg", (self.wq, self.wk, self.wv, self.gate)) if w is not None}
-        for s in self.mix.mix_streams if self.mix is not None else "":
-            weights[s] = self.mix.own(s, weights[s])
+        if self.mix is not None:
+            for s in self.mix.mix_streams:
+                weights[s] = self.mix.own(s, weights[s])
         return {s: F.linear(x, weight).unflatten(-1, (-1, self.d_head)) for s, weight in weights.items()}
 
     def forward(self, x, rope, cache=None, anchors=None):

@@ -327,11 +327,16 @@ class Model(nn.Module):
         """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
         for name, p in self.named_parameters():
             module, last = f".{name}".split(".")[-2:]
-            if last in ("static", "bias"):      # one stream is read, all are written to, all are kept
-                pre, post, res, kept = (0.0, 1.0, 0.0, 1.0) if last == "static" else (-1.0, 0.0, -8.0, 0.0)
-                p[:, 0], p[:, 1], p[:, 2:] = pre, post, res
-                (p[:1, 2:3] if self.config.connection == "lite" else p[:, 2:]).fill_diagonal_(kept)
-                p[self.get_submodule(name.removesuffix("." + last)).favourite, 0] = 1.0
+            if last == "static":                # one stream is read, all are written to, all are kept
+                p[:, 0], p[:, 1], p[:, 2:] = 0.0, 1.0, torch.eye(len(p))
+                p[self.get_submodule(name.removesuffix(".static")).favourite, 0] = 1.0
+            elif last == "bias":                # the same, before sigmoids and softmax or Sinkhorn's steps
+                p[:, 0], p[:, 1], p[:, 2:] = -1.0, 0.0, -8.0
+                p[self.get_submodule(name.removesuffix(".bias")).favourite, 0] = 1.0
+                if self.config.connection == "lite":
+                    p[:1, 2:3] = 0.0            # the identity, the first of the permutations
+                else:
+                    p[:, 2:].fill_diagonal_(0.0)
             elif last in ("dynamic", "phi"):
                 p.zero_()
             elif last in ("scale", "alpha"):

@@ -207,7 +207,8 @@ def mixtures(c):
             sources = [j for j in range(i + 1) if (i - j) % c.dilation == 0 and (not c.window or i - j < c.window)]
             if c.window and 0 not in sources:
                 sources.insert(0, 0)
-            found[i] = "r" if i == c.n_layer else c.streams if c.multiway else "x", sources
+            streams = c.streams if c.multiway else "x"
+            found[i] = "r" if i == c.n_layer else streams, sources
     return found
 
 
@@ -276,7 +277,8 @@ class Block(nn.Module):
         self.mlp = MLP(c.d_model, mlp_width(c, layer))
 
     def forward(self, x_q, x_k, x_v, x, rope, cache=None):
-        q, k, v = self.q_in_norm(x_q), (self.k_in_norm or self.q_in_norm)(x_k), (self.v_in_norm or self.q_in_norm)(x_v)
+        k_norm, v_norm = self.k_in_norm or self.q_in_norm, self.v_in_norm or self.q_in_norm
+        q, k, v = self.q_in_norm(x_q), k_norm(x_k), v_norm(x_v)
         x = x + self.attn(q, k, v, rope, cache)
         return x + self.mlp(self.mlp_norm(x))
 

@@ -258,10 +258,9 @@ class Model(nn.Module):
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
-        lambda1, lambda2 = self.value_mix()
-        v_first, skipped = None, len(self.blocks) - len(lambda1)
-        for i, block in enumerate(self.blocks):
-            mix = None if i < skipped else (lambda1[i - skipped], lambda2[i - skipped])
+        mixes = [None] * (self.config.n_layer - self.config.last_k) + list(zip(*self.value_mix()))
+        v_first = None
+        for block, mix in zip(self.blocks, mixes):
             x, v_first = block(x, rope, cache, v_first, mix)
         return self.output(x, targets, cache)
 
@@ -327,7 +326,8 @@ def neutral(model):
         raise ValueError(f"value_mix {model.config.value_mix} has no parameters to set")
     if model.config.value_mix == "plus":
         model.value_mix.lambda_scale.zero_()
-    model.value_mix.lambda1.zero_(), model.value_mix.lambda2.fill_(1.0)
+    model.value_mix.lambda1.zero_()
+    model.value_mix.lambda2.fill_(1.0)
 
 
 if __name__ == "__main__":                      # its size, and one training step on random tokens

@@ -145,7 +145,8 @@ class FullCache:
 
     def __init__(self, c, batch_size, max_len, pos, dtype):
         shape = (batch_size, c.n_kv_head, max_len, c.d_head)
-        self.pos, self.k, self.v = pos, *(torch.zeros(shape, dtype=dtype, device=pos.device) for _ in "kv")
+        self.pos = pos
+        self.k, self.v = (torch.zeros(shape, dtype=dtype, device=pos.device) for _ in "kv")
 
     def append(self, k, v):
         """Stores k, v (B, T, K, D) of the new tokens; returns all keys, values, and their causal mask (T, max_len)."""
@@ -161,7 +162,8 @@ class WindowCache:
 
     def __init__(self, c, batch_size, max_len, pos, dtype):
         shape = (batch_size, c.window - 1, c.n_kv_head, c.d_head)
-        self.pos, self.k, self.v = pos, *(torch.zeros(shape, dtype=dtype, device=pos.device) for _ in "kv")
+        self.pos = pos
+        self.k, self.v = (torch.zeros(shape, dtype=dtype, device=pos.device) for _ in "kv")
 
     def append(self, k, v):
         """Keys and values of those tokens and of the new ones, (B, window - 1 + T, K, D), from k, v (B, T, K, D)."""

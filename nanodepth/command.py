@@ -5,7 +5,6 @@ from pathlib import Path
 import models
 from nanodepth import presets, runs
 from nanodepth.options import Parser, UserError, add_options, pick, run_folder, shell, user_errors
-from nanodepth.shards import check_tokens
 
 MAY_CHANGE = {"resume", "data", "device", "compile", "threads", "micro_batch", "eval_every", "eval_tokens", "max_steps",
               "final_eval_tokens", "save_every", "sample_every", "wandb", "tensorboard"}    # when a run is resumed
@@ -44,12 +43,13 @@ def parse(argv, Options, description, constant_until):
     add_options(parser, "training", Options, defaults)
     add_options(parser, f"model {model}", config_class, defaults)
     flags = vars(parser.parse_args(argv))
-    for key, value in flags.items() if asked.resume else ():
-        if key not in MAY_CHANGE and value != defaults.get(key):
-            raise UserError(f"--{key} {value} contradicts the run in {asked.resume}, which has {defaults.get(key)}: "
-                            "leave it out")
+    if asked.resume:
+        for key, value in flags.items():
+            if key not in MAY_CHANGE and value != defaults.get(key):
+                raise UserError(f"--{key} {value} contradicts the run in {asked.resume}, which has "
+                                f"{defaults.get(key)}: leave it out")
     flags |= {name: run_folder(flags[name]) for name in ("resume", "init_from") if name in flags}
-    chosen, config = (pick(cls, {**defaults, **flags}) for cls in (Options, config_class))
+    chosen, config = pick(Options, {**defaults, **flags}), pick(config_class, {**defaults, **flags})
     if "warmup_steps" not in flags:                                         # the preset's, or as many as there are
         chosen["warmup_steps"] = min(chosen["warmup_steps"], chosen["max_steps"])
     with user_errors():
@@ -70,9 +70,3 @@ def check_length(options, old, step, constant_until):
     how = (f"go on with {shell('train.py', '--resume', kept, '--max_steps', options.max_steps)}"
            if kept.exists() and falls == constant_until(old) else f"start a new run with --init_from {run}")
     raise UserError(f"--max_steps {options.max_steps}: {run} is at step {step} of {old.max_steps}, and {why}: {how}")
-
-
-def take_weights(model, run, data):
-    """Gives the model the weights of a run folder, if the data are in its tokens. UserError if they do not fit."""
-    check_tokens(data, run, runs.read_checkpoint(run)["config"])
-    runs.take_weights(model, run)

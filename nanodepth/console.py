@@ -15,7 +15,9 @@ QUIET = 30                                      # seconds that a validation may 
 
 def amount(n):
     """A number of tokens, short: 5,120, 1.5M, 10.0B."""
-    return f"{n:,}" if n < 1e6 else f"{n / 1e6:.1f}M" if n < 1e9 else f"{n / 1e9:.1f}B"
+    if n < 1e6:
+        return f"{n:,}"
+    return f"{n / 1e6:.1f}M" if n < 1e9 else f"{n / 1e9:.1f}B"
 
 
 class Console:
@@ -49,7 +51,8 @@ class Console:
     def introduce(self, run, options, model, batches, flops):
         """What is going to be trained, on what and how. flops: per token, forward and backward."""
         data, ranks, n_tokens = batches.data, batches.ranks, options.max_steps * options.batch_tokens
-        n_params, n_matrix = (sum(p.numel() for p in some) for some in (model.parameters(), split_params(model)[0]))
+        n_params = sum(p.numel() for p in model.parameters())
+        n_matrix = sum(p.numel() for p in split_params(model)[0])
         self.say(f"{options.model}, preset {options.preset}: {n_params:,} parameters, {n_matrix:,} in "
                  f"matrices of the blocks ({options.optimizer}; the rest adamw); {flops / 1e6:,.1f} MFLOPs/token")
         self.say(f"{data.path}: {data.n_train:,} training tokens, {data.n_val:,} for validation, "
@@ -92,7 +95,8 @@ class Console:
     def trained(self, step, row):
         """One step more, with the row of the log about it."""
         texts = {"loss": f"{row['loss']:.4f}", "lr": f"{row['lr']:.2e}", "tok/s": f"{row['tok_s']:,.0f}"}
-        texts |= {"mfu": f"{row['mfu']:.1%}"} if "mfu" in row else {}
+        if "mfu" in row:
+            texts["mfu"] = f"{row['mfu']:.1%}"
         self.bar.update()
         self.bar.set_postfix(texts)
         if not self.terminal and step % max(1, self.n_steps // 20) == 0:

@@ -27,9 +27,12 @@ def read_log(run):
     try:
         config = json.loads((Path(run) / "config.json").read_text())
         lines = (Path(run) / "log.jsonl").read_text().splitlines()
-        seed, *_ = [config["options"][name] + 0 for name in ("seed", "seq_len", "eval_tokens")]
-        {**config["model_config"], "": (config["options"].get("final_eval_tokens") or 0) + 0}
-        config["model"] + config["data"]["fingerprint"]                     # two texts
+        options = config["options"]
+        numbers = [options["seed"], options["seq_len"], options["eval_tokens"], options.get("final_eval_tokens") or 0]
+        texts = [config["model"], config["data"]["fingerprint"]]
+        if not (all(isinstance(x, (int, float)) for x in numbers) and all(isinstance(x, str) for x in texts)
+                and isinstance(config["model_config"], dict)):
+            raise TypeError("config.json has other types than train.py writes")
     except (OSError, ValueError, TypeError, KeyError) as e:
         raise ValueError(f"{run} is not the folder of a run with a good config.json and log.jsonl: "
                          f"{one_line(e)}") from None
@@ -45,7 +48,7 @@ def read_log(run):
                 raise ValueError(f"{run}/log.jsonl has a line that is not train.py's: {line[:80]!r}") from None
     if len(rows["val"]) < 2 or not rows["train"]:
         raise ValueError(f"{run} has not reached its second validation yet")
-    return {"run": str(run), "config": config, "seed": seed, **rows}
+    return {"run": str(run), "config": config, "seed": options["seed"], **rows}
 
 
 def validated_on(run):
@@ -84,7 +87,8 @@ def newest(runs):
     kept, older = {}, []
     for run in sorted(runs, key=lambda run: (Path(run["run"]) / "log.jsonl").stat().st_mtime_ns):
         key = json.dumps([identity(run), run["seed"]], sort_keys=True)
-        older += [(kept[key], key)] if key in kept else []
+        if key in kept:
+            older.append((kept[key], key))
         kept[key] = run
     stays = {run["run"] for run in kept.values()}
     return [run for run in runs if run["run"] in stays], [(run["run"], kept[key]["run"]) for run, key in older]
@@ -147,20 +151,17 @@ def defaults(name, given):
         return {}
 
 
-def find_baseline(groups, asked=None):
-    """Label of the system that the others are compared with: as asked, else the registry's first model, else the first.
+def find_baseline(groups):
+    """Label of the system that the others are compared with: the registry's first model, else the first.
 
     Of several such systems the one that ends after as many tokens as most others do, so that differences can be taken.
-    ValueError if there is no such system.
     """
     root = models.names()[0]
     plain = [name for name in groups if name.split()[0] == root]
-    ends = {name: end(some)[0] if some else None for name, some in groups.items()}
-    usual = max(plain or groups, key=lambda name: list(ends.values()).count(ends[name]))
-    found = asked or (root if root in groups else usual)
-    if found not in groups:
-        raise ValueError(f"no system {found!r} among the runs: choose from {', '.join(map(repr, groups))}")
-    return found
+    if root in groups:
+        return root
+    ends = {name: end(some)[0] for name, some in groups.items()}
+    return max(plain or groups, key=lambda name: list(ends.values()).count(ends[name]))
 
 
 # ---------------------------------------------------------------------------------------------------- curves, intervals
@@ -270,11 +271,14 @@ def summarise(groups, baseline):
         gap, half = interval(gaps(some, groups[baseline], level[0])) if comparable else (None, None)
         peaks = [max(row.get("peak_bytes", 0) for row in run["val"]) for run in some]
         speeds = [median(row["tok_s"] for row in run["train"]) for run in some]
+        reached = None
+        if alike:
+            reached = level[0] if name == baseline else crossing(points, level[1])
         rows[name] = {
             "runs": [run["run"] for run in some], "seeds": [run["seed"] for run in some], "tokens": tokens,
             "loss": loss, "loss_sd": stdev(ends) if len(ends) > 1 else None,
             "difference": gap, "difference_95": half,
-            "tokens_to_baseline": None if not alike else level[0] if name == baseline else crossing(points, level[1]),
+            "tokens_to_baseline": reached,
             "tok_s": mean(speeds), "tok_s_sd": stdev(speeds) if len(speeds) > 1 else None,
             "peak_bytes": mean(peaks) if min(peaks) else None, "curve": points}
     return rows

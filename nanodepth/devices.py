@@ -59,9 +59,10 @@ def cast_weights(model, dtype):
 
     Same logits as under autocast but for rounding where a model multiplies a matrix first. Not for training.
     """
-    for module in model.modules() if dtype == "bf16" else ():
-        if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
-            module.weight.data = module.weight.data.bfloat16()
+    if dtype == "bf16":
+        for module in model.modules():
+            if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
+                module.weight.data = module.weight.data.bfloat16()
     return model
 
 

@@ -259,8 +259,10 @@ def run_tasks(lm, names, manager, num_fewshot, limit):
     except Exception as e:                                                  # a broken task file raises anything
         raise UserError(f"{', '.join(names)} cannot be loaded: {type(e).__name__}: {one_line(e)}") from None
     for task in loaded["tasks"].values():
-        own = task.get_config("num_fewshot")                                # 0: the task's form has none
-        task.set_config(key="num_fewshot", value=own or 0 if num_fewshot is None or own == 0 else num_fewshot)
+        shots = task.get_config("num_fewshot")
+        if num_fewshot is not None and shots != 0:                          # 0: the task's form has none
+            shots = num_fewshot
+        task.set_config(key="num_fewshot", value=shots or 0)
         task.set_fewshot_seed(seed=1234)
     with user_errors():                                                     # what lm_eval says of a task's settings
         return lm_eval.evaluate(lm, task_dict=loaded, limit=limit, bootstrap_iters=1000, log_samples=False)["results"]
@@ -288,7 +290,8 @@ def benchmarks(run, args, groups, single, manager):
             value, error = results[task][f"{metric},none"], results[task].get(f"{metric}_stderr,none")
             scale = 100 if metric in ("acc", "acc_norm", "contains", "exact_match") else 1
             table[column] = (scale * value, scale * error if isinstance(error, float) else None)
-            accuracies += [scale * value] if scale == 100 else []
+            if scale == 100:
+                accuracies.append(scale * value)
         if group:
             table["Avg."] = (sum(accuracies) / len(accuracies), None)
         tables.append((f"{group or 'tasks'}{'' if shots is None else f', {shots}-shot'}", table))

@@ -87,9 +87,10 @@ def exoformer(args, tensors):
             names[f"{ours}attn.{w}.weight"] = theirs + "attn.c_attn.weight", [at], n
         for at, w in enumerate(("w_up", "w_gate")):
             names[f"{ours}mlp.{w}.weight"] = theirs + "mlp.fc1.weight", [at], 2
-        for s in mixed if external or i else "":
-            names[f"{ours}attn.mix.lambda_anchor.{s}"] = f"{theirs}attn.lambda_{s}1"
-            names[f"{ours}attn.mix.lambda_self.{s}"] = f"{theirs}attn.lambda_{s}2"
+        if external or i:
+            for s in mixed:
+                names[f"{ours}attn.mix.lambda_anchor.{s}"] = f"{theirs}attn.lambda_{s}1"
+                names[f"{ours}attn.mix.lambda_self.{s}"] = f"{theirs}attn.lambda_{s}2"
         ours, theirs = ours + "attn.mix.gamma.mix_", theirs + "attn.dynamic_mixing."
         names |= {ours + "in.weight": theirs + "fc1.weight", ours + "out.weight": (theirs + "fc2.weight", which, n),
                   ours + "out.bias": (theirs + "fc2.bias", which, n)}               # rows q1, q2, k1, k2 and so on
@@ -135,7 +136,7 @@ def exoformer_norms(args, tensors, streams, external):
     if not {at + "v_res_norm.weight", at + "g_res_norm.weight"} & set(tensors):
         if "anchor_delta_enabled" in args or {"v", "g"} & set(flagged):
             return {}
-    return {s: f"{at}{s}_{'res_' * (s in 'vg')}norm.weight" for s in flagged if s in "vg" or args.get("qk_norm")}
+    return {s: f"{at}{s}_{'res_' if s in 'vg' else ''}norm.weight" for s in flagged if s in "vg" or args.get("qk_norm")}
 
 
 def muddformer(config, tensors):
@@ -183,7 +184,7 @@ def llama(config, tensors, family="llama"):
                        "attn_norm=input_layernorm mlp_norm=post_attention_layernorm attn.wq=self_attn.q_proj "
                        "attn.wk=self_attn.k_proj attn.wv=self_attn.v_proj attn.wo=self_attn.o_proj "
                        "mlp.w_gate=mlp.gate_proj mlp.w_up=mlp.up_proj mlp.w_down=mlp.down_proj"
-                       + norms * (family == "qwen3"))
+                       + (norms if family == "qwen3" else ""))
     return "gpt", dict(
         vocab_size=setting(config, "vocab_size", int), n_layer=len(depth), n_head=n_head, d_model=d,
         n_kv_head=setting(config, "num_key_value_heads", int, n_head), d_ff=setting(config, "intermediate_size", int),
@@ -197,7 +198,7 @@ def gpt2(config, tensors):
          scale_attn_by_inverse_layer_idx=False, add_cross_attention=False, quantization_config=None)
     depth, d = layers(config, "n_layer", tensors), setting(config, "n_embd", int)
     tied, both = setting(config, "tie_word_embeddings", bool, True), ("weight", "bias")
-    at = "transformer." * ("transformer.wte.weight" in tensors)
+    at = "transformer." if "transformer.wte.weight" in tensors else ""
     tensors |= {name: t.T for name, t in tensors.items() if re.search(r"\.c_\w+\.weight", name) and t.ndim == 2}
     head, copy = tie(tied, at + "wte.weight", "lm_head.weight", tensors)
     names = {"embed.weight": at + "wte.weight", "pos_embed.weight": at + "wpe.weight", "head.weight": head}

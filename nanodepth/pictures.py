@@ -188,7 +188,8 @@ def draw_training(axes, rows, groups, baseline):
     for (label, r), (color, dash) in zip(rows.items(), styles()):
         if len(r["curve"]) - 1 < FEW:
             lines = {"tokens": training(groups[label])}
-            lines |= {"gap": training(groups[label], groups[baseline])} if label != baseline else {}
+            if label != baseline:
+                lines["gap"] = training(groups[label], groups[baseline])
             for key, points in lines.items():
                 xy = [x / 1e6 for x, _ in points], [y for _, y in points]
                 axes[key].plot(*xy, dash, color=color, lw=0.7, alpha=0.5)
@@ -234,11 +235,13 @@ def note_outside(ax, rows):
 def title_curves(fig, ax, rows, baseline, bars):
     """The legend of the lines in ax, with the final differences; bars: whether there are deviations to explain."""
     seeds = sorted({len(r["seeds"]) for r in rows.values()})
-    title = [f"mean of {'-'.join(map(str, seeds))} seed{'s' * (seeds != [1])}"]
-    title += ["final differences"] if len(rows) > 1 else []
-    title += ["bars: deviation of the", "difference over the seeds"] if bars else []
-    few = any(len(r["curve"]) - 1 < FEW for r in rows.values())
-    title += ["thin: training loss,", "a running mean"] if few else []
+    title = [f"mean of {'-'.join(map(str, seeds))} {'seed' if seeds == [1] else 'seeds'}"]
+    if len(rows) > 1:
+        title.append("final differences")
+    if bars:
+        title += ["bars: deviation of the", "difference over the seeds"]
+    if any(len(r["curve"]) - 1 < FEW for r in rows.values()):
+        title += ["thin: training loss,", "a running mean"]
     handles = [line for line in ax.get_lines() if line.get_label() in rows]
     gap = {label: "" if label == baseline or r["difference"] is None else f" {r['difference']:+.4f}"
            for label, r in rows.items()}

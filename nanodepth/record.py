@@ -28,8 +28,10 @@ def watch(model, idx, modules):
     outputs = []
 
     def keep(module, inputs, output):
-        several = () if torch.is_tensor(output) else [None if x is None else x.float() for x in output]
-        outputs.append(several or output.float())
+        if torch.is_tensor(output):
+            outputs.append(output.float())
+        else:
+            outputs.append([None if x is None else x.float() for x in output])
 
     hooks = [m.register_forward_hook(keep) for m in modules]
     try:
@@ -122,7 +124,7 @@ def recorded(model, probe=None):
     record, hooks = Record(), []
     if not all(hasattr(model, name) for name in ("embed", "blocks", "final_norm", "head")) or not all(
             hasattr(block, name) for block in model.blocks for name in ("attn", "mlp_norm", "mlp")):
-        raise ValueError("it must have embed, blocks with attn, attn_norm, mlp and mlp_norm, final_norm and head")
+        raise ValueError("it must have embed, blocks with attn, mlp and mlp_norm, final_norm and head")
 
     def reads(module, inputs):
         """Of a block with inputs of its own for queries, keys and values, the last tensor is the residual stream."""
@@ -132,7 +134,10 @@ def recorded(model, probe=None):
         record.outputs.append(output[0] if isinstance(output, tuple) else output)
 
     def embeds(module, inputs, output):                     # of the token, and of its position if there is such a table
-        record.outputs[:1] = [sum(record.outputs[:1], output)]
+        if record.outputs:
+            record.outputs[0] = record.outputs[0] + output
+        else:
+            record.outputs.append(output)
 
     def gate(module, inputs, output):
         if output.size(-1) % model.config.n_head == 0:
@@ -146,7 +151,8 @@ def recorded(model, probe=None):
         hooks.append(first.register_forward_pre_hook(reads))
         hooks += [block.mlp_norm.register_forward_pre_hook(reads), block.attn.register_forward_hook(gives),
                   block.mlp.register_forward_hook(gives)]
-        hooks += [gate_of(block).register_forward_hook(gate)] if gate_of(block) is not None else []
+        if gate_of(block) is not None:
+            hooks.append(gate_of(block).register_forward_hook(gate))
     for kind, modules in getattr(probe, "watched", lambda model: {})(model).items():
         for module in modules:
             hooks.append(module.register_forward_hook(
@@ -210,9 +216,12 @@ def refinement(similarity):
     There the refinement stage begins (arXiv:2601.08131, section 3.3). None without a minimum between the ends."""
     falls, lows, L = False, [], len(similarity) - 1
     for i in range(L):
-        if similarity[i + 1] > similarity[i] and falls:
-            lows.append(i)
-        falls = falls if similarity[i + 1] == similarity[i] else similarity[i + 1] < similarity[i]
+        if similarity[i + 1] < similarity[i]:
+            falls = True
+        elif similarity[i + 1] > similarity[i]:
+            if falls:
+                lows.append(i)
+            falls = False
     return (L - min(lows, key=lambda i: (similarity[i], i))) / L if lows else None
 
 
@@ -272,8 +281,9 @@ def observe(model, idx, targets, quiet, probe=None):
     if len(heads) == L:
         names = "entropy", "sink", "active", "induction", "repeats"
         out |= dict(zip(names, (torch.stack(x) for x in zip(*heads))))
-    for name, inputs in streams.items() if L > 1 else ():
-        out[f"adjacent.{name}"] = torch.stack([cosine(a, b) for a, b in zip(inputs, inputs[1:])])
+    if L > 1:
+        for name, inputs in streams.items():
+            out[f"adjacent.{name}"] = torch.stack([cosine(a, b) for a, b in zip(inputs, inputs[1:])])
     if len(gates) == L:
         out["gate"] = torch.stack([g.mean((0, 1, 3)) for g in gates])
     A = getattr(probe, "depth_matrix", plain_depth_matrix)(model, record)
@@ -388,5 +398,5 @@ def measure(model, batches, quiet_ids=None, probe=None):
     if not out["depth_error"] <= 1e-3:                      # what is read is no such sum of outputs
         out["depth"] = {}
     out["copying"] = copying(model, batches)
-    out |= probes.absent() | getattr(probe, "numbers", nothing)(model, means, batches, quiet_ids)
+    out |= getattr(probe, "numbers", nothing)(model, means, batches, quiet_ids)
     return {**out, "maps": attention_maps(model, batches[0][0][:1, :32])}

@@ -10,13 +10,14 @@ import fcntl
 import json
 import os
 import platform
+import secrets
 import shutil
 import subprocess
 import sys
 import zipfile
 import zlib
+from contextlib import contextmanager
 from dataclasses import asdict
-from functools import reduce
 from importlib import import_module
 from pathlib import Path
 
@@ -27,12 +28,11 @@ import models
 from nanodepth.devices import disk_full, out_of_memory
 from nanodepth.options import UserError, one_line, user_errors
 
-CHECKPOINT = {  # where in it: {key: type}; the rest are the options, the model's and the data's own fields
-    (): {"model": dict, "optimizers": list, "step": int, "tokens": int, "rng": torch.Tensor, "config": dict,
-         "tokenizer": str},
-    ("config",): {"model": str, "model_config": dict, "options": dict, "data": dict, "tokenizer": str},
-    ("config", "options"): {"preset": str, "seq_len": int, "dtype": str},
-    ("config", "data"): {"path": str, "fingerprint": str},
+CHECKPOINT = {  # what must be in it; the rest are the options, the model's and the data's own fields
+    "model": dict, "optimizers": list, "step": int, "tokens": int, "rng": torch.Tensor, "tokenizer": str,
+    "config": dict, "config.model": str, "config.model_config": dict, "config.options": dict, "config.data": dict,
+    "config.tokenizer": str, "config.options.preset": str, "config.options.seq_len": int, "config.options.dtype": str,
+    "config.data.path": str, "config.data.fingerprint": str,
 }
 
 # ------------------------------------------------------------------------------------------------ reading and writing
@@ -57,6 +57,22 @@ def write_text(path, text):
     write_atomically(path, lambda f: f.write(text.encode()))
 
 
+@contextmanager
+def folder_atomically(out):
+    """A temporary sibling of `out` that becomes `out` when the block ends well and vanishes when it does not."""
+    temporary = out.with_name(f"{out.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+        yield temporary
+        os.rename(temporary, out)                                           # refuses an `out` that has something in it
+    except OSError as e:
+        where = str(e.filename2 or e.filename or out).replace(temporary.name, out.name)
+        raise UserError(f"{where}: {e.strerror or one_line(e)}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
 def read_checkpoint(run_dir):
     """The checkpoint of a run folder as plain tensors and builtins. UserError if there is no good one."""
     path = Path(run_dir) / "ckpt.pt"
@@ -66,17 +82,26 @@ def read_checkpoint(run_dir):
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as e:  # torch raises many kinds: truncated zip, foreign file, pickled code
-        why = (e.strerror if isinstance(e, PermissionError) else one_line(e).split(". ")[0] if zipfile.is_zipfile(path)
-               else "cut off, or another kind of file")
+        why = "cut off, or another kind of file"
+        if isinstance(e, PermissionError):
+            why = e.strerror
+        elif zipfile.is_zipfile(path):
+            why = one_line(e).split(". ")[0]
         raise UserError(f"{path} is not a readable checkpoint ({why}): put a copy of it there, or train again "
                         "with another --out") from None
-    at = lambda *keys: reduce(lambda tree, key: tree.get(key) if isinstance(tree, dict) else None, keys, checkpoint)
-    wrong = [".".join((*where, key)) for where, kinds in CHECKPOINT.items() for key, kind in kinds.items()
-             if not isinstance(at(*where, key), kind) or at(*where, key) is True]
+    found = {name: look_up(checkpoint, name) for name in CHECKPOINT}
+    wrong = [name for name, kind in CHECKPOINT.items() if not isinstance(found[name], kind) or found[name] is True]
     if wrong:
         raise UserError(f"{path} is not a checkpoint of train.py: it lacks {', '.join(wrong)}, "
                         "or has it in another form")
     return checkpoint
+
+
+def look_up(tree, name):
+    """tree["a"]["b"] for the name "a.b"; None if it is not there."""
+    for key in name.split("."):
+        tree = tree.get(key) if isinstance(tree, dict) else None
+    return tree
 
 
 def load(run_dir, device="cpu"):
@@ -108,10 +133,13 @@ def take_weights(model, run_dir):
 def log_rows(path, last):
     """The rows of log.jsonl up to the step `last`, without what is no row: a crash may have cut off the last."""
     rows = []
-    for line in path.read_bytes().splitlines() if path.exists() else ():
+    if not path.exists():
+        return rows
+    for line in path.read_bytes().splitlines():
         try:
             row = json.loads(line)
-            rows += [row] if row["kind"] and row["step"] <= last else []
+            if row["kind"] and row["step"] <= last:
+                rows.append(row)
         except (ValueError, KeyError, TypeError):
             pass
     return rows
@@ -163,7 +191,8 @@ def trackers(options):
     found = {}
     for name, module in dict(wandb="wandb", tensorboard="torch.utils.tensorboard").items():
         try:
-            found |= {name: import_module(module)} if getattr(options, name) else {}
+            if getattr(options, name):
+                found[name] = import_module(module)
         except ImportError:
             raise UserError(f"--{name} needs the package {name}: pip install {name}") from None
     return found
@@ -254,9 +283,10 @@ class Run:
             self.file.write(json.dumps({"kind": kind, "step": step, "tokens": step * self.batch_tokens, **row}) + "\n")
             if self.wandb:
                 self.wandb.log({f"{kind}/{name}": x for name, x in row.items()}, step=step)
-            for name, x in row.items() if self.board else ():
-                if isinstance(x, (int, float)):
-                    self.board.add_scalar(f"{kind}/{name}", x, step)
+            if self.board:
+                for name, x in row.items():
+                    if isinstance(x, (int, float)):
+                        self.board.add_scalar(f"{kind}/{name}", x, step)
 
     def save(self, step, model, optimizers):
         """Writes the checkpoint of `step`; optimizers: their states. None, or one line if that fails (full disk)."""

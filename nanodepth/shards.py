@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 
@@ -123,11 +123,11 @@ class Data:
 
     Attributes: path, meta (dict), tokenizer (for load_tokenizer), vocab_size, n_train and n_val (tokens), token_bytes,
     fingerprint (hex; changes with the data). With meta.json its list of shards is the data, and must be what the folder
-    has. UserError for a missing or unfinished folder, a missing, foreign or truncated shard, and (with check_ids, which
-    reads every shard once) for token ids beyond the vocabulary.
+    has. UserError for a missing or unfinished folder, a missing, foreign or truncated shard, and for token ids beyond
+    the vocabulary, for which every shard is read once.
     """
 
-    def __init__(self, path, check_ids: bool = True):
+    def __init__(self, path):
         self.path = path = Path(path)
         if not os.path.isdir(path):
             what = "a file, and not a" if os.path.exists(path) else "no such"
@@ -150,8 +150,7 @@ class Data:
             if recorded and recorded[name]["tokens"] != len(tokens):
                 raise UserError(f"{path / name}: meta.json says {recorded[name]['tokens']:,} tokens, "
                                 f"the shard holds {len(tokens):,}: prepare the folder again")
-            if check_ids:
-                self.check_ids(name, tokens)
+            self.check_ids(name, tokens)
             ends = tokens[:2**15].tobytes() + tokens[-2**15:].tobytes()                 # 64 KiB each
             sha256 = recorded[name]["sha256"] if recorded else hashlib.sha256(ends).hexdigest()
             digest.update(f"{name} {len(tokens)} {sha256}\n".encode())
@@ -162,7 +161,6 @@ class Data:
                                 "prepare it with python data_prep.py")
         self.n_train, self.n_val = (sum(map(len, self.shards[split])) for split in ("train", "val"))
         self.fingerprint = digest.hexdigest()[:16]
-        self.orders = {}                                                             # of the epochs of the latest batch
 
     def read_meta(self):
         """meta.json as a dict, or {} without one; sets tokenizer and vocab_size."""
@@ -190,7 +188,7 @@ class Data:
 
     def check_ids(self, name, tokens):
         """UserError if a token of this shard is beyond the vocabulary."""
-        for i in range(0, len(tokens), CHUNK) if self.vocab_size < MAX_VOCAB else ():
+        for i in range(0, len(tokens), CHUNK):
             chunk = tokens[i:i + CHUNK]
             if chunk.max() >= self.vocab_size:
                 at = int(np.argmax(chunk >= self.vocab_size))
@@ -232,11 +230,9 @@ class Data:
         n = self.n_windows(seq_len)
         first = np.cumsum([0] + [(len(t) - 1) // seq_len for t in self.shards["train"]])    # first window of each shard
         rows = range(step * batch_size + start, step * batch_size + stop)
-        wanted = {(seed, row // n, n) for row in rows}
-        self.orders = {key: self.orders[key] if key in self.orders else window_order(*key) for key in wanted}
         out = np.empty((len(rows), seq_len + 1), np.int64)
         for i, row in enumerate(rows):
-            window = self.orders[seed, row // n, n][row % n]
+            window = window_order(seed, row // n, n)[row % n]
             shard = int(np.searchsorted(first, window, side="right")) - 1
             at = int(window - first[shard]) * seq_len
             out[i] = self.shards["train"][shard][at:at + seq_len + 1]
@@ -265,6 +261,7 @@ class Data:
                     idx, targets, row = np.zeros_like(idx), np.full_like(targets, -1), 0
 
 
+@lru_cache(maxsize=2)                                                                # a batch may begin the next epoch
 def window_order(seed, epoch, n):
     """A random order of n windows, by the raw bits of a generator: the same in every version of numpy."""
     return np.argsort(np.random.PCG64([seed % 2**64, epoch]).random_raw(n), kind="stable")

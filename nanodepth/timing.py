@@ -5,7 +5,7 @@ import logging
 import os
 import tempfile
 import time
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -18,26 +18,22 @@ from torch.profiler import ProfilerActivity, profile
 
 import models
 import muon
-from nanodepth.devices import cast_weights, flops_per_token
-from nanodepth.options import UserError, parse_spec, same_shape
+from nanodepth.devices import autocast, cast_weights, flops_per_token
+from nanodepth.options import UserError, parse_spec, pick, same_shape
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")                             # torch's profiler says when it starts
-
-
-def known(name, options):
-    """Those of the options that are fields of the model's Config."""
-    return {f.name: options[f.name] for f in fields(models.module(name).Config) if f.name in options}
 
 
 class Row:
     """One model under test. args: seq_len, dtype, compile, prompt and new_tokens of bench.py."""
 
     def __init__(self, spec, args, shape):
-        self.label, (self.name, options) = spec, parse_spec(spec)
+        self.label, self.args = spec, args
+        self.name, options = parse_spec(spec)
+        own, base = models.module(self.name).Config, models.module("gpt").Config
         torch.manual_seed(0)
         try:
-            self.args, self.model = args, models.build(self.name, **known(self.name, {**shape, **options}))
-            own, base = (models.module(name).Config for name in (self.name, "gpt"))
+            self.model = models.build(self.name, **pick(own, {**shape, **options}))
             asked = {"norm_eps": base.norm_eps, **shape, **options}                 # an eps of its own costs nothing
             self.shape = asdict(base(**same_shape(own, base, asked)))               # of the gpt to compare with
         except ValueError as e:
@@ -60,7 +56,7 @@ class Row:
             for p in self.model.parameters():                                       # zeros are quicker to multiply
                 p.add_(torch.randn_like(p) * 0.02)
         self.model.to(device).train()
-        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=self.args.dtype == "bf16")
+        self.autocast = autocast(device, self.args.dtype)
 
     def start(self, device, batch):
         """Optimizers, and the first step, which compiles."""

@@ -13,7 +13,7 @@ value_matrix(model, record)     {"v" (values), "q", "k" or "g" (gates): A (L, L)
                                 sum_m A[n, m] times what layer m computes; or (L, L + 1), with a source outside first
 observe(model, record)          more {name: tensor}, means over the tokens, which are then averaged over the batches
 numbers(model, means, batches, quiet_ids)   more numbers for RUN.json: {key: value}, from those means and from passes
-                                with changed parts (record.replaced); runs of other models have ABSENT = {key: value}
+                                with changed parts (record.replaced)
 panels(run, numbers)            panels of gates.png: [function that draws one of them, given the figure and its axes]
 PICTURES                        {file name: function({run: numbers}) -> a matplotlib figure}; models that name the same
                                 function share the picture
@@ -25,9 +25,3 @@ from pathlib import Path
 def find(name):
     """The module of the probes of model `name`, or None if there is no such file."""
     return import_module(f"{__name__}.{name}") if Path(__file__).with_name(f"{name}.py").exists() else None
-
-
-def absent():
-    """{key: value} of what stands for the numbers of a probes file in the runs of other models: all files' ABSENT."""
-    files = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("_"))
-    return {key: value for name in files for key, value in getattr(find(name), "ABSENT", {}).items()}

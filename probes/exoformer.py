@@ -4,9 +4,6 @@ import torch
 from nanodepth.pictures import LAYERS, grid, heat, lines
 from nanodepth.record import averaged, lists, replaced, spaces, watch
 
-ABSENT = {"mixing_layers": [], "near_zero": {}, "lambda_anchor": {}, "lambda_self": {}, "gamma": {},
-          "without_anchor": {}}
-
 
 def mixes(model):
     """{layer, counted from 1: its mix} of the layers that mix an anchor in."""
@@ -82,7 +79,8 @@ def near_zero(model, below=1e-3):
     shares = {}
     for name in ("lambda_anchor", "lambda_self"):
         all_of = [p.detach().flatten() for mix in mixes(model).values() for p in getattr(mix, name).values()]
-        shares |= {name: torch.cat(all_of).abs().lt(below).double().mean().item()} if all_of else {}
+        if all_of:
+            shares[name] = torch.cat(all_of).abs().lt(below).double().mean().item()
     return shares
 
 

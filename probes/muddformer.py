@@ -6,8 +6,6 @@ import torch
 from nanodepth.pictures import figure, heat
 from nanodepth.record import part, watch
 
-ABSENT = {"dynamic": {}}
-
 
 def stats(model, idx):
     """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""

@@ -1,4 +1,4 @@
 """What to watch in a trained muddpythia.py: the same as in muddformer.py, whose dense connections it has."""
-from probes.muddformer import ABSENT, PICTURES, depth_matrix, numbers, observe, stats, streams, watched
+from probes.muddformer import PICTURES, depth_matrix, numbers, observe, stats, streams, watched
 
-__all__ = ["ABSENT", "PICTURES", "depth_matrix", "numbers", "observe", "stats", "streams", "watched"]
+__all__ = ["PICTURES", "depth_matrix", "numbers", "observe", "stats", "streams", "watched"]

@@ -7,8 +7,9 @@ from nanodepth.record import watch
 
 def stats(model, idx):
     """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
-    mambas, gmus = ([block.attn for block, mixer in zip(model.blocks, model.config.mixers) if mixer == kind]
-                    for kind in ("mamba", "gmu"))
+    mixers = [(block.attn, kind) for block, kind in zip(model.blocks, model.config.mixers)]
+    mambas = [layer for layer, kind in mixers if kind == "mamba"]
+    gmus = [layer for layer, kind in mixers if kind == "gmu"]
     raw = watch(model, idx, [layer.w_dt for layer in mambas] + [layer.w_gate for layer in gmus])
     steps = [F.softplus(dt + layer.dt_bias).mean().item() for dt, layer in zip(raw, mambas)]
     gate = F.silu if model.config.gmu == "silu" else torch.sigmoid

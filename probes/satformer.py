@@ -6,8 +6,6 @@ import torch
 from nanodepth.pictures import bars, heat, lines, per_layer
 from nanodepth.record import loss_of, replaced, watch
 
-ABSENT = {"mixing_layers": [], "value_gate": None, "value_gate_zeros": None, "value_gate_cv": None, "interventions": {}}
-
 
 def value_gates(model):
     """{layer, counted from 1: its value gate} of the layers that have one."""

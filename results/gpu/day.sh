@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The first half hour of this repository on a GPU: what has been counted or computed gets measured, most valuable first.
+# The first hours of this repository on a GPU: what has been counted or computed gets measured, most valuable first.
 #
 #     bash results/gpu/day.sh                     everything that is not done yet
 #     MINUTES=9 bash results/gpu/day.sh           stop after that time; the next call goes on
