@@ -154,6 +154,18 @@ def test_paper_presets(preset, tokens, steps, batch, warmup, schedule, optimizer
     assert train.lr_scale(0, opt) == 1 / warmup and train.lr_scale(warmup, opt) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("preset, rates", [
+    ("exo-450m", (1e-2, 3e-3)), ("exo-1b", (3e-3, 1e-3)),
+    ("sat-130m", (2e-3,)), ("sat-340m", (1.5e-3,)), ("sat-760m", (1e-3,)), ("sat-1.3b", (8e-4,)),
+    ("mudd-405m", (3e-4,)), ("mudd-834m", (2.5e-4,)), ("mudd-1.4b", (2e-4,)),
+    ("mudd-797m-deep", (2.5e-4,)), ("mudd-1.34b-deep", (2e-4,)), ("mudd-2.8b", (3.2e-4,)),
+    ("pythia-1.4b", (2e-4,)), ("pythia-2.8b", (1.6e-4,))])
+def test_rates_of_the_papers(preset, rates):
+    """Muon's, if it is used, and AdamW's, which what mixes across layers has as well: the papers have no third rate."""
+    opt, *_ = train.parse(["--model", "muddformer", "--preset", preset])
+    assert (opt.muon_lr, opt.adamw_lr)[-len(rates):] == rates and opt.mix_lr in (None, opt.adamw_lr)
+
+
 def test_every_preset_key_is_an_option():
     known = {f.name for cls in (train.Options, *(models.module(name).Config for name in models.names()))
              for f in fields(cls)}

@@ -111,6 +111,25 @@ def test_columns(report, monkeypatch):
     assert report["depth_table"](-0.1).splitlines()[3] == "| `gpt-gated` | -0.3000 | -0.1000 | -0.4000 |"
 
 
+def test_points_of_the_picture(report, monkeypatch):
+    """Left of zero is below gpt; systems stand in the table's order, a strong recipe's point above the plain one's."""
+    pytest.importorskip("matplotlib")
+    names = report["gaps_picture"].__globals__
+    monkeypatch.setitem(names, "final", lambda gap: {"gpt": {0: 4.0}, "low": {0: 4.0 + gap}, "high": {0: 4.0 - gap}})
+    monkeypatch.setitem(names, "others", lambda gap: {"gpt": {0: 5.0}, "low": {0: 5.0 + 2 * gap}})
+
+    class Runs(float):                                                          # stands for runs whose gap it is
+        def __iter__(self):
+            return iter(("gpt", "low", "high"))
+
+    fig = report["gaps_picture"](Runs(-0.25), Runs(-0.5))
+    points = [[line.get_xydata().tolist() for line, *_ in ax.containers] for ax in fig.axes]
+    assert points == [[[[-0.25, -0.15], [0.25, 0.85]], [[-0.5, 0.15], [0.5, 1.15]]],
+                      [[[-0.5, -0.15]], [[-1.0, 0.15]]]]
+    low, high = fig.axes[0].get_ylim()
+    assert low > high and [t.get_text() for t in fig.axes[0].get_yticklabels()] == ["low", "high"]
+
+
 @pytest.fixture(scope="module")
 def study():
     return runpy.run_path(str(RESULTS / "study-cpu" / "study.py"))
