@@ -190,21 +190,22 @@ def saving_table(strong):
 
 
 def baseline_table(strong, plain):
-    strong, plain = final(strong), final(plain)
-    return markdown(["system", "strong recipe: difference to gpt (95%)", "plain recipe: the same", "final loss, plain"],
-                    [[f"`{name}`", gap(strong, name)[0], gap(plain, name)[0], f"{mean(at.values()):.4f}"]
-                     for name, at in plain.items()])
+    each = [losses(kind) for kind in (strong, plain) for losses in (final, others)]
+    return markdown(["system", "strong recipe: difference to gpt (95%)", "strong, not copied", "plain recipe",
+                     "plain, not copied", "final loss, plain"],
+                    [[f"`{name}`", *(gap(losses, name)[0] for losses in each), f"{mean(at.values()):.4f}"]
+                     for name, at in each[2].items()])
 
 
 def depth_table(strong):
     at = {6: groups(suffix="-layers6", systems=DEEP), 12: strong, 24: groups(suffix="-layers24", systems=DEEP)}
-    at = {n: final(each) for n, each in at.items()}
+    each = [losses(kind) for kind in at.values() for losses in (final, others)]
 
     def cell(name, losses):
         return f"{mean(losses[name].values()):.4f}" if name == "gpt" and name in losses else gap(losses, name)[0]
 
-    return markdown(["system", *(f"{n} layers" for n in at)],
-                    [[f"`{name}`", *(cell(name, losses) for losses in at.values())] for name in DEEP])
+    return markdown(["system", *(f"{n} layers{part}" for n in at for part in ("", ", not copied"))],
+                    [[f"`{name}`", *(cell(name, losses) for losses in each)] for name in DEEP])
 
 
 def claims_table(strong, plain):
