@@ -7,26 +7,26 @@ over depth. Sublayers l = 0 .. 2L-1 are attention and MLP in turn, v_0 is the em
 with a learned vector w_l (C,) per reader l (row l-1 of `query`), and RN an RMSNorm without gain. The head is reader 2L.
 Block form (block_size): the outputs of so many sublayers are summed into one source. A reader sees the embedding, the
 finished blocks, and the running sum of its own block (unless that is empty). block_size=1 is the full form.
-additive is Delta Attention Residuals, arXiv:2605.18855: the mean is added to the residual sum, which the head reads:
-    h_l     = sum_{s<=l} v_s + sum_{s<=l} alpha_{l,s} v_s,     0 < l < 2L
+additive (Delta Attention Residuals, arXiv:2605.18855) adds the mean to the residual sum; the head reads that sum alone:
+    h_l     = sum_{s<=l} v_s + sum_{s<=l} alpha_{l,s} v_s  for 0 < l < 2L,     h_{2L} = sum_s v_s
 Costs 2 L C parameters, and 4 S C FLOPs per token for a reader of S sources (5 S C if additive), of which it reads S - 1
-anew; RN adds 2 C per source. Reader 0 has a single source and no choice, hence no query here. The paper counts one: C
-parameters more; additive takes C off, for the head.
+anew; RN adds 2 C per source. Reader 0 has a single source and no choice, hence no query here; the paper counts one, C
+parameters more. With additive the head has none either: C less.
 
 Changed from gpt.py: Config, Config.__post_init__, Block.forward, Model.__init__, Model.init_weights, Model.forward
 Equal to gpt.py when: all queries are zero, as they are at the start, up to norm_eps: a uniform mean is the residual sum
-    over a number, and every reader normalises.
+    divided by the number of sources, and every reader normalises.
 Other default than gpt.py's: norm_eps. At the start all sources but the embedding are zero, so that a state is the
-    embedding (std 0.02) over S. Its mean square is 6e-7 for 25 sources, and an eps of 1e-6 would shrink every norm.
+    embedding (std 0.02) divided by S. Its mean square is 6e-7 for S = 25, and an eps of 1e-6 would shrink every norm.
 Paper and code:
     - The paper's pseudo-code gives each key norm a gain, which w_l absorbs.
     - Blocks count sublayers, as in the paper; some public code counts decoder layers.
-    - arXiv:2605.18855 says that Attention Residuals attend over running sums, and that its gain comes from reading what
-      each sublayer wrote. In its code (github.com/wdlctc/delta-attention-residuals-code) mode "full" is the full form
-      as here. A later note of the authors (wdlctc.github.io/delta-attention-residuals.html) agrees: both attend over
+    - arXiv:2605.18855 says that Attention Residuals attend over running sums, and that Delta gains by reading what each
+      sublayer wrote. In its code (github.com/wdlctc/delta-attention-residuals-code) mode "full" is the full form as
+      here. A later note of the authors (wdlctc.github.io/delta-attention-residuals.html) agrees: both attend over
       outputs, the gain is the sum that stays. Perplexity at 1B: 29.70 gpt, 33.36 full form, 29.13 additive.
-    - Its block form reads finished blocks alone. To find the newest one its code subtracts the block before, not the
-      sum up to it, from the running sum. Here additive is for the full form.
+    - Delta's block form reads finished blocks alone. To find the newest one its code subtracts the block before, not
+      the sum up to it, from the running sum. Here additive is for the full form.
 """
 import math
 from dataclasses import dataclass
@@ -38,11 +38,11 @@ from torch import nn
 
 @dataclass
 class Config:
-    vocab_size: int = 50304         # token ids are 0 .. vocab_size-1
-    n_layer: int = 12               # blocks; each is attention + MLP
-    n_head: int = 12                # query heads; d_head = d_model / n_head
-    n_kv_head: int | None = None    # key/value heads, each shared by n_head / n_kv_head query heads; None: n_head
-    d_model: int = 768              # width of the residual stream
+    vocab_size: int = 50304         # size of the vocabulary (V); token ids are 0 .. vocab_size-1
+    n_layer: int = 12               # blocks (L); each is attention + MLP
+    n_head: int = 12                # query heads (H); d_head (D) = d_model / n_head
+    n_kv_head: int | None = None    # key/value heads (K), each shared by n_head / n_kv_head query heads; None: n_head
+    d_model: int = 768              # width of the residual stream (C)
     d_ff: int | None = None         # hidden width of the SwiGLU MLP; None: 8/3 d_model rounded up to a multiple of 64
     max_len: int = 2048             # longest sequence, in training and in generation
     rope_theta: float = 10000.0     # base of the rotary frequencies

@@ -17,7 +17,7 @@ Paper and code:
     - The code of an author (github.com/IBM/dolomite-engine, gpt_crosslayer) and YOCO's (github.com/microsoft/unilm)
       give the input of keys and values a norm of its own, whose gains wk and wv absorb. Here it is attn_norm.
     - Neither has a norm on queries and keys. Here keys are shared as the cache holds them, normalised and rotated.
-    - That code takes any pattern of sharing; here groups are neighbours, of one size but for the last.
+    - dolomite-engine's groups of neighbours may have any sizes; here all have one size, but for the last.
 """
 import math
 from dataclasses import dataclass
@@ -29,11 +29,11 @@ from torch import nn
 
 @dataclass
 class Config:
-    vocab_size: int = 50304         # token ids are 0 .. vocab_size-1
-    n_layer: int = 12               # blocks; each is attention + MLP
-    n_head: int = 12                # query heads; d_head = d_model / n_head
-    n_kv_head: int | None = None    # key/value heads, each shared by n_head / n_kv_head query heads; None: n_head
-    d_model: int = 768              # width of the residual stream
+    vocab_size: int = 50304         # size of the vocabulary (V); token ids are 0 .. vocab_size-1
+    n_layer: int = 12               # blocks (L); each is attention + MLP
+    n_head: int = 12                # query heads (H); d_head (D) = d_model / n_head
+    n_kv_head: int | None = None    # key/value heads (K), each shared by n_head / n_kv_head query heads; None: n_head
+    d_model: int = 768              # width of the residual stream (C)
     d_ff: int | None = None         # hidden width of the SwiGLU MLP; None: 8/3 d_model rounded up to a multiple of 64
     max_len: int = 2048             # longest sequence, in training and in generation
     rope_theta: float = 10000.0     # base of the rotary frequencies

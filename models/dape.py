@@ -6,8 +6,8 @@ position encoding). Per layer, with scores (H, T, T) = q k^T / sqrt(d_head) and 
     attention = softmax( scores + bias + delta + causal ) v
     hidden = leaky_relu( conv_in( [scores, bias] ) )    2 H channels (without bias: H) -> width
     delta = conv_out( hidden )                          width -> H channels
-Both convolutions mix all channels and span `kernel` keys; queries do not mix. kernel=1 is DAPE (2405.14722). For keys
-in the future scores and bias are zero there; else they leak, and the paper's perplexity falls to about 1.
+Both convolutions mix all channels and span `kernel` keys; queries do not mix. kernel=1 is DAPE (2405.14722). A
+convolution reads zeros as scores and bias of future keys; else they leak, and the paper's perplexity falls to about 1.
     bias = -p log(1 + a (i - j)), p and a learned       position="kerple" (2205.09921), the paper's best
     bias = -m (i - j), m fixed                          position="alibi" (2108.12409)
     no bias; rotated or plain q and k                   position="rope", "none"
@@ -17,11 +17,12 @@ Stack" (web.stanford.edu/~jksun/blog/llm-architecture.html), one filter of `kern
 
 To read longer texts than in training takes a large max_len and nothing else: nothing is trained or stored per position.
     train.py --model dape --seq_len 512 --max_len 4096, then eval.py RUN --seq_len 4096 --batch_tokens 4096
-Costs per layer: kernel width (channels + H) + width parameters (conv="heads": kernel), where channels are 2 H or H, and
-2 H more with kerple; 2 kernel width (channels + H) FLOPs (conv="heads": 2 kernel H) per token and key that it meets.
-In training a token meets the keys up to the end of its block (attend_in_blocks): all T up to 128, on average 0.56 T
-from 1,024 on. Not in costs(): the scores are computed twice, here and in the attention kernel, 2 d_model more per token
-and key. Backward keeps scores, hidden, and bias + delta: 2 H + width numbers per token and key (conv="heads": 2 H).
+Costs per layer: kernel * width * (channels + H) + width parameters (conv="heads": kernel), where channels are 2 H or H,
+and 2 H more with kerple; 2 * kernel * width * (channels + H) FLOPs (conv="heads": 2 * kernel * H) per token and key
+that it meets. In training a token meets the keys up to the end of its block (attend_in_blocks): all T up to 128, on
+average 0.56 T from 1,024 on. Not in costs(): the scores are computed twice, here and in the attention kernel, 2 d_model
+more per token and key. Backward keeps scores, hidden, and bias + delta: 2 H + width numbers per token and key
+(conv="heads": 2 H).
 
 Changed from gpt.py: Config, Config.__post_init__, attend, Attention.__init__, Attention.forward, Model,
     Model.init_weights
@@ -49,11 +50,11 @@ from torch import nn
 
 @dataclass
 class Config:
-    vocab_size: int = 50304         # token ids are 0 .. vocab_size-1
-    n_layer: int = 12               # blocks; each is attention + MLP
-    n_head: int = 12                # query heads; d_head = d_model / n_head
-    n_kv_head: int | None = None    # key/value heads, each shared by n_head / n_kv_head query heads; None: n_head
-    d_model: int = 768              # width of the residual stream
+    vocab_size: int = 50304         # size of the vocabulary (V); token ids are 0 .. vocab_size-1
+    n_layer: int = 12               # blocks (L); each is attention + MLP
+    n_head: int = 12                # query heads (H); d_head (D) = d_model / n_head
+    n_kv_head: int | None = None    # key/value heads (K), each shared by n_head / n_kv_head query heads; None: n_head
+    d_model: int = 768              # width of the residual stream (C)
     d_ff: int | None = None         # hidden width of the SwiGLU MLP; None: 8/3 d_model rounded up to a multiple of 64
     max_len: int = 2048             # longest sequence, in training and in generation
     rope_theta: float = 10000.0     # base of the rotary frequencies
@@ -157,12 +158,12 @@ class KerpleBias(nn.Module):
         self.a = nn.Parameter(torch.empty(n_head, 1, 1))
 
     def forward(self, distance):
-        p, a = (x + (x.clamp(min=0.01) - x).detach() for x in (self.p, self.a))     # a clamped head can still come back
+        p, a = (x + (x.clamp(min=0.01) - x).detach() for x in (self.p, self.a))     # clamped, with the gradient of x
         return -p * torch.log1p(a * distance)
 
 
 class AlibiBias(nn.Module):
-    """bias (H, T, keys) = -m distance of distances (T, keys); m = 2^(-8 h / H) for head h = 1 .. H, a power of two."""
+    """bias (H, T, keys) = -m distance of distances (T, keys); m = 2^(-8 h / H), h = 1 .. H, if H is a power of two."""
 
     def __init__(self, n_head):
         super().__init__()

@@ -5,7 +5,7 @@ per pair of depths, the same for all tokens and channels. For i = 1 .. L:
     X_i = block_i(Y_{i-1}),     Y_0 = X_0 = embedding
     Y_i = sum_{j in S_i} alpha_{ij} X_j  if i % period == 0, else X_i,     S_i = {0 <= j <= i: j = i modulo dilation}
 The sums run over the raw outputs X_j, never over averages Y_j; the head reads Y_L. The paper writes dilation x period:
-1x1 is the full form, 4x5 its compromise of speed and perplexity (48 blocks: 17.87 against 17.84 and, plain, 18.61).
+1x1 is the full form, 4x5 its compromise of speed and perplexity (at 48 blocks 17.87; 1x1 has 17.84, plain 18.61).
 Costs sum_{i: period | i} (i // dilation + 1) parameters (1x1: L (L + 3) / 2), and 2 C FLOPs each per token. The sum
 after block i reads i // dilation earlier outputs.
 
@@ -29,11 +29,11 @@ from torch import nn
 
 @dataclass
 class Config:
-    vocab_size: int = 50304         # token ids are 0 .. vocab_size-1
-    n_layer: int = 12               # blocks; each is attention + MLP
-    n_head: int = 12                # query heads; d_head = d_model / n_head
-    n_kv_head: int | None = None    # key/value heads, each shared by n_head / n_kv_head query heads; None: n_head
-    d_model: int = 768              # width of the residual stream
+    vocab_size: int = 50304         # size of the vocabulary (V); token ids are 0 .. vocab_size-1
+    n_layer: int = 12               # blocks (L); each is attention + MLP
+    n_head: int = 12                # query heads (H); d_head (D) = d_model / n_head
+    n_kv_head: int | None = None    # key/value heads (K), each shared by n_head / n_kv_head query heads; None: n_head
+    d_model: int = 768              # width of the residual stream (C)
     d_ff: int | None = None         # hidden width of the SwiGLU MLP; None: 8/3 d_model rounded up to a multiple of 64
     max_len: int = 2048             # longest sequence, in training and in generation
     rope_theta: float = 10000.0     # base of the rotary frequencies

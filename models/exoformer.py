@@ -6,10 +6,12 @@ output gate before its sigmoid, layer n forms, before QK norm and rotation,
 `anchor` says where S_anc comes from:
     external     [Q_anc K_anc V_anc G_anc] = x_0 W_anc from the raw embedding x_0; all layers mix      (ExoFormer)
     first_layer  the first layer's own projections; the later layers mix                               (NuResFormer)
-mixing="dynamic" multiplies both lambdas by a gamma per token, from sigmoid(gelu(norm(x) W_1) W_2 + b), two per stream.
+mixing="dynamic" multiplies each of the lambdas (two per stream) by a gamma of its own, one number per token; all gammas
+are sigmoid(gelu(norm(x) W_1) W_2 + b). Below, W_anc is `proj`, W_1 `mix_in`, W_2 and b `mix_out`.
 `granularity` is the shape of a lambda: elementwise (heads, D), headwise (heads, 1) or scalar (1, 1). `mix_streams` are
 the S that mix, `norm_streams` the anchors that get norm_S, an RMSNorm per head. The paper's rows: all four and all
-normed (default); norm_streams="none" (No Norm); "qk" (Only Q/K Norms); mix_streams="vg" and "none" (No Norm, {V,G}).
+normed (default); norm_streams="none" (No Norm); norm_streams="qk" (Only Q/K Norms); mix_streams="vg" with
+norm_streams="none" (No Norm, {V,G}).
 Costs (all four streams, K = H) 4 C^2 + 4 D parameters and 8 C^2 FLOPs per token for the anchors; in each layer 8
 lambdas of C, H or 1 numbers, 12 C FLOPs and 4 C numbers read; dynamic also 16 C + 136 parameters and 32 C + 256 FLOPs.
 
@@ -34,11 +36,11 @@ from torch import nn
 
 @dataclass
 class Config:
-    vocab_size: int = 50304         # token ids are 0 .. vocab_size-1
-    n_layer: int = 12               # blocks; each is attention + MLP
-    n_head: int = 12                # query heads; d_head = d_model / n_head
-    n_kv_head: int | None = None    # key/value heads, each shared by n_head / n_kv_head query heads; None: n_head
-    d_model: int = 768              # width of the residual stream
+    vocab_size: int = 50304         # size of the vocabulary (V); token ids are 0 .. vocab_size-1
+    n_layer: int = 12               # blocks (L); each is attention + MLP
+    n_head: int = 12                # query heads (H); d_head (D) = d_model / n_head
+    n_kv_head: int | None = None    # key/value heads (K), each shared by n_head / n_kv_head query heads; None: n_head
+    d_model: int = 768              # width of the residual stream (C)
     d_ff: int | None = None         # hidden width of the SwiGLU MLP; None: 8/3 d_model rounded up to a multiple of 64
     max_len: int = 2048             # longest sequence, in training and in generation
     rope_theta: float = 10000.0     # base of the rotary frequencies

@@ -2,15 +2,15 @@
 
 Pre-norm adds a sublayer's output g to the state; post-norm also projects the sum back to a sphere. GeoNorm takes g as
 the direction of an optimizer's step on that sphere: its tangential part v turns the state x along the geodesic, by an
-angle with a learned scale (one per sublayer) that decays over the layers l = 0 .. L-1. RN is RMSNorm without gain:
+angle that decays over the layers l = 0 .. L-1 and has a learned scale per sublayer. RN is RMSNorm without gain:
     x_0 = RN(embed[idx]),                                       so that |x| = sqrt(C) everywhere, up to norm_eps
     g = f(norm(x)),     v = g - (<x, g> / <x, x>) x             f: attention or MLP
     theta = scale decay(l) min(|v| / |x|, pi/4), between -pi/4 and pi/4
     x <- cos(theta) x + sin(theta) |x| v / |v|
     decay(l) = 1 (none) | 1/(l + 1) (harmonic) | 1/sqrt(l + 1) (sqrt) | (L - l)/L (linear) | decay_rate^l (geometric)
-`update` has three other forms. unprojected: v = g, and no bounds on theta; decay=geometric belongs to it. pre_norm:
-gpt.py. post_norm: x <- norm(x + f(x)), where the norm of each sum stands before its next reader and the first takes the
-embedding.
+`update` has three other forms. unprojected: v = g, no bounds on theta, and the new state scaled back to |x|;
+decay=geometric belongs to it. pre_norm: gpt.py. post_norm: x <- norm(x + f(x)), where the norm of a sum is the module
+before its next reader (attn_norm, mlp_norm, final_norm); the first attn_norm takes the embedding.
 Costs 1 parameter and, per token, 9 C FLOPs per sublayer, for three inner products and a sum of two scaled vectors.
 pre_norm and post_norm cost nothing. No earlier state is read.
 
@@ -39,11 +39,11 @@ from torch import nn
 
 @dataclass
 class Config:
-    vocab_size: int = 50304         # token ids are 0 .. vocab_size-1
-    n_layer: int = 12               # blocks; each is attention + MLP
-    n_head: int = 12                # query heads; d_head = d_model / n_head
-    n_kv_head: int | None = None    # key/value heads, each shared by n_head / n_kv_head query heads; None: n_head
-    d_model: int = 768              # width of the residual stream
+    vocab_size: int = 50304         # size of the vocabulary (V); token ids are 0 .. vocab_size-1
+    n_layer: int = 12               # blocks (L); each is attention + MLP
+    n_head: int = 12                # query heads (H); d_head (D) = d_model / n_head
+    n_kv_head: int | None = None    # key/value heads (K), each shared by n_head / n_kv_head query heads; None: n_head
+    d_model: int = 768              # width of the residual stream (C)
     d_ff: int | None = None         # hidden width of the SwiGLU MLP; None: 8/3 d_model rounded up to a multiple of 64
     max_len: int = 2048             # longest sequence, in training and in generation
     rope_theta: float = 10000.0     # base of the rotary frequencies
@@ -211,7 +211,7 @@ class Geodesic(nn.Module):
         norm_x, norm_v = root(xx), root(gg)                                         # v = g
         theta = step * norm_v / norm_x
         a, b = theta.cos(), theta.sin() * norm_x / norm_v
-        back = norm_x / root(a * a * xx + 2 * a * b * xg + b * b * gg)              # the norm that a x + b g has lost
+        back = norm_x / root(a * a * xx + 2 * a * b * xg + b * b * gg)              # gives a x + b g the norm of x
         return a * back, b * back
 
     def forward(self, x, g):

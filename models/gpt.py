@@ -1,13 +1,14 @@
 """GPT: the baseline Transformer that every other file in this folder changes.
 
-A decoder-only Transformer++ (pre-norm, rotary positions, SwiGLU, no biases), for tokens idx (B, T):
+A decoder-only Transformer++ (pre-norm, rotary positions, SwiGLU, no biases), for B sequences of T tokens, idx (B, T):
     x  = embed[idx]
     x <- x + wo( softmax(rope(norm(q)) rope(norm(k))^T / sqrt(d_head) + causal) v ),   q, k, v = wq, wk, wv( norm(x) )
     x <- x + w_down( silu(w_gate(b)) * w_up(b) ),                                        b = norm(x)
     logits = head( norm(x) )
-Settings reproduce the papers' baselines: `Base Transformer` of ExoFormer (arXiv:2601.08131; qk_norm, d_ff = 2 d_model),
-Transformer++ of MUDDFormer (arXiv:2502.12170; qk_norm=False), the tied Transformer of SATFormer (arXiv:2605.03953;
-tie_embeddings, zero_init=False) and Gated Attention in its G1 position (arXiv:2505.06708; gate="elementwise"):
+Settings reproduce the papers' baselines: `Base Transformer` of ExoFormer (arXiv:2601.08131; d_ff = 2 d_model,
+rope_theta=5e5, z_loss=1e-5), Transformer++ of MUDDFormer (arXiv:2502.12170; qk_norm=False, zero_init=False), the tied
+Transformer of SATFormer (arXiv:2605.03953; tie_embeddings, zero_init=False) and Gated Attention in its G1 position
+(arXiv:2505.06708; gate="elementwise"):
     attention output <- attention output * sigmoid(gate(norm(x))),   before wo
 
 Documents in one window attend to each other: there is no document mask.
@@ -22,11 +23,11 @@ from torch import nn
 
 @dataclass
 class Config:
-    vocab_size: int = 50304         # token ids are 0 .. vocab_size-1
-    n_layer: int = 12               # blocks; each is attention + MLP
-    n_head: int = 12                # query heads; d_head = d_model / n_head
-    n_kv_head: int | None = None    # key/value heads, each shared by n_head / n_kv_head query heads; None: n_head
-    d_model: int = 768              # width of the residual stream
+    vocab_size: int = 50304         # size of the vocabulary (V); token ids are 0 .. vocab_size-1
+    n_layer: int = 12               # blocks (L); each is attention + MLP
+    n_head: int = 12                # query heads (H); d_head (D) = d_model / n_head
+    n_kv_head: int | None = None    # key/value heads (K), each shared by n_head / n_kv_head query heads; None: n_head
+    d_model: int = 768              # width of the residual stream (C)
     d_ff: int | None = None         # hidden width of the SwiGLU MLP; None: 8/3 d_model rounded up to a multiple of 64
     max_len: int = 2048             # longest sequence, in training and in generation
     rope_theta: float = 10000.0     # base of the rotary frequencies

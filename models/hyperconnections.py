@@ -6,12 +6,13 @@ with its norm) reads one mixture of them. Its output is added to n other mixture
 `connection` says what the maps H of sublayer k = 0 .. 2L-1 are:
     static     learned numbers, the paper's A_m, B and A_r^T; at the start one-hot at k mod n, ones, identity
     dynamic    static + scale * tanh( LN(X_s) W ) per token. W (C, 2 + n) gives H_pre[s], H_post[s] and H_res[:, s]; it
-               is zero at the start. H_pre and H_res share one scale, H_post has the other. map_norm=rms has RN for LN
+               is zero at the start. H_pre and H_res share one scale, H_post has the other. LN and RN are LayerNorm and
+               RMSNorm without parameters; map_norm=rms has RN for LN
     manifold   mHC, arXiv:2512.24880: z = alpha * ( RN(X_1 .. X_n) phi ) + bias, one RN over all n C numbers of a token;
                H_pre = sigmoid(z_pre), H_post = 2 sigmoid(z_post), H_res = sinkhorn(z_res). H_res is doubly stochastic,
                so that products of it over depth cannot grow
-    lite       mHC-lite, arXiv:2601.05732: manifold with H_res = sum_k softmax(z_res)_k P_k over the n! permutations
-               P_k of the streams, which is doubly stochastic without a loop
+    lite       mHC-lite, arXiv:2601.05732: manifold with H_res = sum_p softmax(z_res)_p P_p over the n! permutations
+               P_p of the streams, which is doubly stochastic without a loop
     identity   manifold with H_res = I, from "Your DeepSeek mHC might not need the m", 2026-02-27, translated at
                https://www.tylerromero.com/translations/zhihu/your-deepseek-mhc-might-not-need-the-m
 Costs per sublayer: its maps have 2 n entries, and n^2 more with an H_res. An entry takes 1 parameter and, for mixing,
@@ -28,8 +29,8 @@ Paper and code:
       so that all models start and train alike.
     - mHC gives alpha = 0.01 and 20 steps, but neither phi nor bias. Here phi = 0. The bias is 1 or -1 for H_pre and 0
       or -8 for H_res as in mHC-lite's code, but 0 for H_post; with its 1 or -1 the model would not start as gpt.py.
-    - H_res of the first and last sublayer is I here: equal streams, and the sum of the streams, are the same under any
-      doubly stochastic map.
+    - Here H_res of the first and last sublayer is I with manifold and lite: equal streams, and the sum of the streams,
+      are the same under any doubly stochastic map.
     - DeepSeek-V4's code adds an eps to sigmoids and sums, and its head learns its mixture. Here neither.
 """
 import math
@@ -42,11 +43,11 @@ from torch import nn
 
 @dataclass
 class Config:
-    vocab_size: int = 50304         # token ids are 0 .. vocab_size-1
-    n_layer: int = 12               # blocks; each is attention + MLP
-    n_head: int = 12                # query heads; d_head = d_model / n_head
-    n_kv_head: int | None = None    # key/value heads, each shared by n_head / n_kv_head query heads; None: n_head
-    d_model: int = 768              # width of the residual stream
+    vocab_size: int = 50304         # size of the vocabulary (V); token ids are 0 .. vocab_size-1
+    n_layer: int = 12               # blocks (L); each is attention + MLP
+    n_head: int = 12                # query heads (H); d_head (D) = d_model / n_head
+    n_kv_head: int | None = None    # key/value heads (K), each shared by n_head / n_kv_head query heads; None: n_head
+    d_model: int = 768              # width of the residual stream (C)
     d_ff: int | None = None         # hidden width of the SwiGLU MLP; None: 8/3 d_model rounded up to a multiple of 64
     max_len: int = 2048             # longest sequence, in training and in generation
     rope_theta: float = 10000.0     # base of the rotary frequencies
@@ -214,20 +215,20 @@ class HyperConnection(nn.Module):
 
     def project(self, x):
         """LN(x) W or RN(x) W of x (B, T, C) -> (B, T, 2 + n). The product is first: no normalised stream is stored."""
-        W = self.dynamic - self.dynamic.mean(0) if self.center else self.dynamic
+        W = self.dynamic - self.dynamic.mean(0) if self.center else self.dynamic    # (x - mean(x)) W = x (W - mean(W))
         y = x.to(torch.promote_types(x.dtype, torch.float32))
         square = y.var(-1, keepdim=True, correction=0) if self.center else y.square().mean(-1, keepdim=True)
         return (x @ W) * torch.rsqrt(square + self.eps)
 
 
 def sinkhorn(z, steps):
-    """K = exp(z), z (..., n, n), scaled to the doubly stochastic a[i] K[i, s] b[s]: `steps` times b makes the sums of
-    all columns one, then a those of all rows."""
-    K, a = z.softmax(-2), torch.ones_like(z[..., 0])                                # softmax: b is at first one
+    """A doubly stochastic a[i] M[i, s] b[s] from M = exp(z), z (..., n, n): `steps` times, b makes the sum of every
+    column one, then a that of every row."""
+    M, a = z.softmax(-2), torch.ones_like(z[..., 0])                # exp(z) with columns of sum one: the first b is 1
     for _ in range(steps):
-        b = 1 / (a[..., :, None] * K).sum(-2)
-        a = 1 / (K * b[..., None, :]).sum(-1)
-    return a[..., :, None] * K * b[..., None, :]
+        b = 1 / (a[..., :, None] * M).sum(-2)
+        a = 1 / (M * b[..., None, :]).sum(-1)
+    return a[..., :, None] * M * b[..., None, :]
 
 
 def permutations(n):
@@ -277,7 +278,8 @@ def mix(weights, streams):
 def write(H_res, H_post, streams, y):
     """The streams after a sublayer with output y (B, T, C): X_i <- sum_s H_res[i, s] X_s + H_post[i] y.
 
-    As X_i plus a sum with H_res - I in it; backward then moves the gradients of the streams in their own dtype.
+    Computed as X_i + sum_s (H_res - I)[i, s] X_s + H_post[i] y: so backward moves the streams' gradients in their own
+    dtype.
     """
     if H_res is None:
         return [x + mix(post, [y]) for x, post in zip(streams, H_post.split(1, dim=-1))]
@@ -416,13 +418,13 @@ class Model(nn.Module):
 
 def costs(c, T):
     """(extra parameters, extra forward FLOPs per token, numbers read per token) against gpt.py; T: the context."""
-    n, C, K = c.n_streams, c.d_model, 2 * c.n_layer
-    with_res = {"static": K, "dynamic": K, "identity": 0}.get(c.connection, (K - 2) * (n > 1))
-    entries = K * 2 * n + with_res * n * n
-    made = K * 2 * n + with_res * (math.factorial(n) if c.connection == "lite" else n * n)
-    own, per_number = {"static": (0, 0), "dynamic": (K * (C * (n + 2) + 2), 1)}.get(
-        c.connection, (made * n * C + 2 * K + with_res, n))
-    return made + own, 2 * C * (entries + made * per_number), 2 * K * (n - 1) * C
+    n, C, n_sub = c.n_streams, c.d_model, 2 * c.n_layer
+    with_res = {"static": n_sub, "dynamic": n_sub, "identity": 0}.get(c.connection, (n_sub - 2) * (n > 1))
+    entries = n_sub * 2 * n + with_res * n * n
+    made = n_sub * 2 * n + with_res * (math.factorial(n) if c.connection == "lite" else n * n)
+    own, per_number = {"static": (0, 0), "dynamic": (n_sub * (C * (n + 2) + 2), 1)}.get(
+        c.connection, (made * n * C + 2 * n_sub + with_res, n))
+    return made + own, 2 * C * (entries + made * per_number), 2 * n_sub * (n - 1) * C
 
 
 def neutral(model):

@@ -7,9 +7,9 @@ takes what an MLP takes, ReLU and a norm, and gives up that the weights sum to o
     y   = gamma * sum_{m among the k largest r} r_m expert_m(x),    expert_m an MLP of width d_ff / k
 `router` has the paper's baselines: softmax, sigmoid or tanh of s for r, without gamma. It also has kern_l1, another
 reading of KERN: r = relu(W^ x), divided by its sum over all experts, the rows of W^ those of W at norm 1, without
-gamma. None divides by the sum over the k. Every token reaches its experts, however many others do (dropless).
+gamma. None normalises over the k chosen. Every token reaches its experts, however many others do (dropless).
 In training balance_loss times this is added, the mean over layers and sequences of
-    E sum_m F_m P_m,    F_m: share of the sequence's (token, expert) pairs with r > 0,
+    E sum_m F_m P_m,    F_m: m's share of the sequence's chosen (token, expert) pairs with r > 0,
                         P_m: mean over its tokens of p_m / sum(p), p = relu(r)
 with a gradient through P only: 1 at equal load, E if one expert takes all. gamma starts at 1.
 Costs 3 (E - k) C d_ff / k parameters of idle experts, E C of the router and 1 of gamma per layer; 2 E C + 2 k C FLOPs
@@ -26,8 +26,8 @@ Paper and code: no code of the authors is known.
     - The paper leaves the balance loss open. Switch Transformer and OLMoE take F and P over all tokens on a device.
       Here over a sequence, so that the loss does not depend on micro-batches and ranks. F sums to 1, as in OLMoE's
       training code; in transformers it sums to k.
-    - The paper has k = 8 of 64 experts. The default is MUDDFormer's 2 of 16, which that paper trains with dropped
-      tokens and after OLMoE, which drops none.
+    - The paper has k = 8 of 64 experts. The default is MUDDFormer's 2 of 16. Its paper drops tokens, though it follows
+      OLMoE, which drops none.
 Speed: bf16 and eager fp32 run torch's grouped matrix product. The compiler knows it in bf16 only; in fp32 it gets
     blocks with copies of the matrices, which take two to three times as long. Muon's step works on every expert, E / k
     times gpt.py's MLPs.
@@ -42,11 +42,11 @@ from torch import nn
 
 @dataclass
 class Config:
-    vocab_size: int = 50304         # token ids are 0 .. vocab_size-1
-    n_layer: int = 12               # blocks; each is attention + MLP
-    n_head: int = 12                # query heads; d_head = d_model / n_head
-    n_kv_head: int | None = None    # key/value heads, each shared by n_head / n_kv_head query heads; None: n_head
-    d_model: int = 768              # width of the residual stream
+    vocab_size: int = 50304         # size of the vocabulary (V); token ids are 0 .. vocab_size-1
+    n_layer: int = 12               # blocks (L); each is attention + MLP
+    n_head: int = 12                # query heads (H); d_head (D) = d_model / n_head
+    n_kv_head: int | None = None    # key/value heads (K), each shared by n_head / n_kv_head query heads; None: n_head
+    d_model: int = 768              # width of the residual stream (C)
     d_ff: int | None = None         # hidden width of the SwiGLU MLP; None: 8/3 d_model rounded up to a multiple of 64
     max_len: int = 2048             # longest sequence, in training and in generation
     rope_theta: float = 10000.0     # base of the rotary frequencies
@@ -282,7 +282,7 @@ class MixtureOfExperts(nn.Module):
     def imbalance(self, r, g, chosen):
         """E sum_m F_m P_m, mean over the sequences."""
         load = torch.zeros_like(r).scatter(-1, chosen, (g > 0).type_as(r)).sum(1)   # (B, E)
-        share = F.normalize(r.relu(), p=1, dim=-1, eps=1e-8).mean(1)                       # (B, E)
+        share = F.normalize(r.relu(), p=1, dim=-1, eps=1e-8).mean(1)                # (B, E)
         return r.size(-1) * (F.normalize(load, p=1, dim=-1) * share).sum(-1).mean()
 
 

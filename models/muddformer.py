@@ -2,20 +2,21 @@
 
 In gpt.py a block reads the last output X_i. Here it has four inputs, for queries, keys, values and the residual, each a
 weighted sum of all outputs so far. The weights are made per token from X_i. For block i + 1, i = 1 .. L-1:
-    A_i     = gelu( RN(X_i) w1_i ) w2_i + a_i       (B, T, n, S): n = 4 streams, S = i + 1 sources; RN has no gain
+    A_i     = gelu( RN(X_i) w1_i ) w2_i + a_i       (B, T, n, S): n = 4 streams, S = i + 1 sources; RN: RMSNorm, no gain
     X^c     = sum_{j=0..i} A_i[c, j] X_j            c in q, k, v, r; X_0 is the embedding, X_j the output of block j
     H       = X^r + attn( norm_q(X^q), norm_k(X^k), norm_v(X^v) )
     X_{i+1} = H + mlp( norm(H) )
 Block 1 reads X_0, with one norm. The head reads one more mixture (r) of X_0 .. X_L. MLP widths grow linearly from 0.5
 to 1.5 d_ff over the depth (ffn_realloc).
-Rows of the paper's ablation: dynamic=False has A_i = a_i; multiway=False has one mixture for all four inputs (without
-dynamic, too, these are the sums of denseformer.py); streams="kvr" mixes no q, which is then X_i. The head's mixture
-stays, whatever streams says.
+Rows of the paper's ablation: dynamic=False has A_i = a_i; multiway=False has one mixture for all four inputs (with
+dynamic=False too, the sums of denseformer.py); streams="kvr" mixes no q, which is then X_i. The head's mixture stays,
+whatever streams says.
 pre_post_norm (section 2.5, for deep models): X^c = X_i + norm'_c( sum_j A_i[c, j] norm_j(X_j) ); A_i reads the raw X_i.
-Sparse forms: a mixture only after every `period`-th block and the last; of the sources j = i modulo `dilation`; of the
-last `window` outputs and the embedding; after the last `last_k` blocks alone. last_k=2 with streams="vr" is the form
-of record 81 of github.com/KellerJordan/modded-nanogpt (pull request 259: 3.2867 -> 3.2783, ten runs each, +1.9% time);
-last_k=0 with multiway=False mixes nothing, Transformer++ with ffn_realloc of the paper's table 5.
+Sparse forms, also together: mixtures only after every `period`-th block and the last; only sources j = i modulo
+`dilation`; only the last `window` outputs and the embedding; mixtures only after the last `last_k` blocks. last_k=2
+with streams="vr" is the form of record 81 of github.com/KellerJordan/modded-nanogpt (pull request 259: 3.2867 ->
+3.2783, ten runs each, +1.9% time); last_k=0 with multiway=False mixes nothing: Transformer++ with ffn_realloc, of the
+paper's table 5.
 Costs sum_i (C K_i + K_i^2 + K_i) + 2 C (L-1) parameters, with K_i = 4 (i+1) for i < L and K_L = L + 1. w1 and w2 cost
 two FLOPs per weight and token, the sums 2 C K_i; those after block i read i earlier outputs.
 
@@ -46,11 +47,11 @@ from torch import nn
 
 @dataclass
 class Config:
-    vocab_size: int = 50304         # token ids are 0 .. vocab_size-1
-    n_layer: int = 12               # blocks; each is attention + MLP
-    n_head: int = 12                # query heads; d_head = d_model / n_head
-    n_kv_head: int | None = None    # key/value heads, each shared by n_head / n_kv_head query heads; None: n_head
-    d_model: int = 768              # width of the residual stream
+    vocab_size: int = 50304         # size of the vocabulary (V); token ids are 0 .. vocab_size-1
+    n_layer: int = 12               # blocks (L); each is attention + MLP
+    n_head: int = 12                # query heads (H); d_head (D) = d_model / n_head
+    n_kv_head: int | None = None    # key/value heads (K), each shared by n_head / n_kv_head query heads; None: n_head
+    d_model: int = 768              # width of the residual stream (C)
     d_ff: int | None = None         # hidden width of the SwiGLU MLP; None: 8/3 d_model rounded up to a multiple of 64
     max_len: int = 2048             # longest sequence, in training and in generation
     rope_theta: float = 10000.0     # base of the rotary frequencies
@@ -208,7 +209,7 @@ def mixtures(c):
             if c.window and 0 not in sources:
                 sources.insert(0, 0)
             streams = c.streams if c.multiway else "x"
-            found[i] = "r" if i == c.n_layer else streams, sources
+            found[i] = ("r" if i == c.n_layer else streams), sources
     return found
 
 

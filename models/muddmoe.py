@@ -3,7 +3,7 @@
 In kern.py, whose router="softmax" is the baseline here, a block reads the last output X_i. Here it has four inputs, for
 queries, keys, values and the residual, each a weighted sum of all outputs so far. The weights are made per token from
 X_i. For block i + 1, i = 1 .. L-1:
-    A_i     = gelu( RN(X_i) w1_i ) w2_i + a_i       (B, T, n, S): n = 4 streams, S = i + 1 sources; RN has no gain
+    A_i     = gelu( RN(X_i) w1_i ) w2_i + a_i       (B, T, n, S): n = 4 streams, S = i + 1 sources; RN: RMSNorm, no gain
     X^c     = sum_{j=0..i} A_i[c, j] X_j            c in q, k, v, r; X_0 is the embedding, X_j the output of block j
     H       = X^r + attn( norm_q(X^q), norm_k(X^k), norm_v(X^v) )
     X_{i+1} = H + sum_{m among the k largest r} r_m expert_m(norm(H)),   r = softmax(W norm(H)), m = 1 .. E
@@ -33,11 +33,11 @@ from torch import nn
 
 @dataclass
 class Config:
-    vocab_size: int = 50304         # token ids are 0 .. vocab_size-1
-    n_layer: int = 12               # blocks; each is attention + MLP
-    n_head: int = 12                # query heads; d_head = d_model / n_head
-    n_kv_head: int | None = None    # key/value heads, each shared by n_head / n_kv_head query heads; None: n_head
-    d_model: int = 768              # width of the residual stream
+    vocab_size: int = 50304         # size of the vocabulary (V); token ids are 0 .. vocab_size-1
+    n_layer: int = 12               # blocks (L); each is attention + MLP
+    n_head: int = 12                # query heads (H); d_head (D) = d_model / n_head
+    n_kv_head: int | None = None    # key/value heads (K), each shared by n_head / n_kv_head query heads; None: n_head
+    d_model: int = 768              # width of the residual stream (C)
     d_ff: int | None = None         # hidden width of the SwiGLU MLP; None: 8/3 d_model rounded up to a multiple of 64
     max_len: int = 2048             # longest sequence, in training and in generation
     rope_theta: float = 10000.0     # base of the rotary frequencies
@@ -273,7 +273,7 @@ class MixtureOfExperts(nn.Module):
     def imbalance(self, r, g, chosen):
         """E sum_m F_m P_m, mean over the sequences."""
         load = torch.zeros_like(r).scatter(-1, chosen, (g > 0).type_as(r)).sum(1)   # (B, E)
-        share = F.normalize(r.relu(), p=1, dim=-1, eps=1e-8).mean(1)                       # (B, E)
+        share = F.normalize(r.relu(), p=1, dim=-1, eps=1e-8).mean(1)                # (B, E)
         return r.size(-1) * (F.normalize(load, p=1, dim=-1) * share).sum(-1).mean()
 
 

@@ -6,8 +6,8 @@ Queries, keys and the first layer stay as they are. `value_mix` is one of
     identity    lambda1 = lambda2 = 0.5
     constant    lambda1 = 2, lambda2 = 1
     learnable   two learned scalars per layer, both 0.5 at the start
-    plus        lambda1_n = scale * softmax(l)_n over the reading layers, with scale, l and lambda2 learned
-                (Learnable ResFormer Plus, the paper's best)
+    plus        lambda1_n = scale * softmax(l)_n over the reading layers, with scale, l and lambda2 learned; below, l is
+                the parameter `lambda1`, scale is `lambda_scale` (Learnable ResFormer Plus, the paper's best)
 `last_k` restricts the reading to the last k layers. With value_mix="learnable" it is ExoFormer's ResFormer row, with
 gate="elementwise" too its "naive combination" (arXiv:2601.08131).
 Costs per reading layer 2 parameters (learnable and plus), 3 K D FLOPs per token and K D numbers read per token; plus
@@ -32,11 +32,11 @@ from torch import nn
 
 @dataclass
 class Config:
-    vocab_size: int = 50304         # token ids are 0 .. vocab_size-1
-    n_layer: int = 12               # blocks; each is attention + MLP
-    n_head: int = 12                # query heads; d_head = d_model / n_head
-    n_kv_head: int | None = None    # key/value heads, each shared by n_head / n_kv_head query heads; None: n_head
-    d_model: int = 768              # width of the residual stream
+    vocab_size: int = 50304         # size of the vocabulary (V); token ids are 0 .. vocab_size-1
+    n_layer: int = 12               # blocks (L); each is attention + MLP
+    n_head: int = 12                # query heads (H); d_head (D) = d_model / n_head
+    n_kv_head: int | None = None    # key/value heads (K), each shared by n_head / n_kv_head query heads; None: n_head
+    d_model: int = 768              # width of the residual stream (C)
     d_ff: int | None = None         # hidden width of the SwiGLU MLP; None: 8/3 d_model rounded up to a multiple of 64
     max_len: int = 2048             # longest sequence, in training and in generation
     rope_theta: float = 10000.0     # base of the rotary frequencies
@@ -171,7 +171,7 @@ class ValueMix(nn.Module):
         super().__init__()
         self.kind, self.n = kind, n
         if kind in ("learnable", "plus"):
-            self.lambda1 = nn.Parameter(torch.empty(n))         # plus: logits over the layers
+            self.lambda1 = nn.Parameter(torch.empty(n))         # plus: l, the logits of the softmax over the layers
             self.lambda2 = nn.Parameter(torch.empty(n))
         if kind == "plus":
             self.lambda_scale = nn.Parameter(torch.empty(()))

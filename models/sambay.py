@@ -28,7 +28,7 @@ Equal to gpt.py when: never. It has no positions, and a Mamba layer is no attent
 Optimizer: the matrices of all mixers go to Muon; A_log, D, dt_bias and the convolution to AdamW at mix_lr, without
     decay.
 Paper and code:
-  - The code asks for n_layer a multiple of 4, which half = n_layer / 2 is made for.
+  - The code wants n_layer to be a multiple of 4, so that half = n_layer / 2.
   - It draws w_dt from N(0, 0.02) unless it trains with muP; here U(+-1/sqrt(rank)) as in Mamba (arXiv:2312.00752).
   - With QK norm (off in its models: qk_norm=False) it leaves the queries of cross-attention as they are; here they are
     normalised.
@@ -51,11 +51,11 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass
 class Config:
-    vocab_size: int = 50304         # token ids are 0 .. vocab_size-1
-    n_layer: int = 12               # blocks; each is a mixer + MLP; the paper's depths are multiples of 4
-    n_head: int = 12                # query heads; d_head = d_model / n_head
-    n_kv_head: int | None = None    # key/value heads, each shared by n_head / n_kv_head query heads; None: n_head
-    d_model: int = 768              # width of the residual stream
+    vocab_size: int = 50304         # size of the vocabulary (V); token ids are 0 .. vocab_size-1
+    n_layer: int = 12               # blocks (L); each is a mixer + MLP; the paper's depths are multiples of 4
+    n_head: int = 12                # query heads (H); d_head (D) = d_model / n_head
+    n_kv_head: int | None = None    # key/value heads (K), each shared by n_head / n_kv_head query heads; None: n_head
+    d_model: int = 768              # width of the residual stream (C)
     d_ff: int | None = None         # hidden width of the SwiGLU MLP; None: 8/3 d_model rounded up to a multiple of 64
     max_len: int = 2048             # longest sequence, in training and in generation
     norm_eps: float = 1e-6          # added to the mean square in every RMSNorm

@@ -3,13 +3,14 @@
 Attention improves with more heads, as long as they stay wide. Simulated attention scores make G = n_sim heads of every
 head and widen queries and keys from D to D_sim features, by small maps that all tokens share. With x (N, D), one
 token's N = H query heads or N = K key or value heads:
-    heads(x)      y = expand(x),   y + refine(relu(y))          convolutions along D, N -> G N, G N -> G N channels
-    features(y)   z = expand(y),   z + refine(relu(z))          Linear, D -> D_sim, D_sim -> D_sim, one for all heads
+    heads(x)    = y + refine(relu(y)),   y = expand(x)          convolutions along D, N -> G N, G N -> G N channels
+    features(y) = z + refine(relu(z)),   z = expand(y)          Linear, D -> D_sim, D_sim -> D_sim, one for all heads
     q <- rope(norm(features(heads(q)))),   k <- rope(norm(features(heads(k)))),   v <- heads(v),    each by its own maps
     y = softmax(q k^T / sqrt(D_sim) + causal) v                 G groups of H heads, from G groups of K
     attention output = wo( mean of y over the groups )          parameter-efficient attention aggregation (PEAA)
 simulation="projection" is the form of J. Sun, one of the authors, in "The Architecture Stack" (web.stanford.edu/~jksun/
-blog/llm-architecture.html): no convolution, values shared, a matrix W per head, scalars g. For the groups s = 1 .. G:
+blog/llm-architecture.html): no convolution, values shared, a matrix W per head (`sim_q`, `sim_k`), scalars g
+(`sim_gate`). For the groups s = 1 .. G:
     q^{s,h} <- rope(norm(q^h W_q^{s,h})),   k^{s,h} <- rope(norm(k^h W_k^{s,h}))
     y^h = sum_s g^{s,h} softmax(q^{s,h} k^{s,h}^T / sqrt(D_sim) + causal) v^h
 Costs per layer: G (G + 1) N^2 kernel + 2 G N parameters for each of q, k, v, 2 (D + D_sim + 2) D_sim for features, and
@@ -29,8 +30,8 @@ Paper and code:
     of rotated vectors would not score by distance alone. K key/value heads become G K; group s of q reads group s.
   - The code applies wo, with a bias, to each group before the mean: the same, but for the bias.
   - The maps start as PyTorch's Conv1d and Linear, as there.
-  - No sizes are in it. The defaults here (at 124M 12 heads -> 36, 64 features -> 96, kernel 5) are believed to be the
-    paper's, and unverified.
+  - The code gives no sizes. The defaults here (at 124M 12 heads -> 36, 64 features -> 96, kernel 5) are believed to be
+    the paper's, and unverified.
   - Sun's equations are reconstructed from the text, which gives no initial values: here g = 1 / G, and W as a Linear.
     Without norm and rotation D_sim > D adds nothing there: the scores are q^h M k^h^T with M = W_q W_k^T of D x D.
 """
@@ -44,11 +45,11 @@ from torch import nn
 
 @dataclass
 class Config:
-    vocab_size: int = 50304         # token ids are 0 .. vocab_size-1
-    n_layer: int = 12               # blocks; each is attention + MLP
-    n_head: int = 12                # query heads; d_head = d_model / n_head
-    n_kv_head: int | None = None    # key/value heads, each shared by n_head / n_kv_head query heads; None: n_head
-    d_model: int = 768              # width of the residual stream
+    vocab_size: int = 50304         # size of the vocabulary (V); token ids are 0 .. vocab_size-1
+    n_layer: int = 12               # blocks (L); each is attention + MLP
+    n_head: int = 12                # query heads (H); d_head (D) = d_model / n_head
+    n_kv_head: int | None = None    # key/value heads (K), each shared by n_head / n_kv_head query heads; None: n_head
+    d_model: int = 768              # width of the residual stream (C)
     d_ff: int | None = None         # hidden width of the SwiGLU MLP; None: 8/3 d_model rounded up to a multiple of 64
     max_len: int = 2048             # longest sequence, in training and in generation
     rope_theta: float = 10000.0     # base of the rotary frequencies

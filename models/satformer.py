@@ -4,8 +4,8 @@ As in ResFormer, later layers add the first layer's values to their own. Here a 
 the layer's input, per token and per key/value head, so that access to early representations is selective:
     alpha_n = act( norm(x) W_alpha ),    v_n  <-  v_n + alpha_n * v_1          (`value_gate`, `v_first` below)
 alpha_n (B, T, K) has one number per KV head; v_1 is the raw value projection of the first layer, not detached.
-`value_act` is act: relu (the paper's choice), sigmoid, tanh, identity, softmax (K softmax over heads), softmax_sigmoid
-(K softmax over heads * sigmoid). `last_k` restricts the reading to the last k layers.
+`value_act` is act: relu (the paper's choice), sigmoid, tanh, identity, softmax (K times a softmax over the KV heads),
+softmax_sigmoid (that times sigmoid). `last_k` restricts the reading to the last k layers.
 Costs C K parameters, 2 C K + 2 K D FLOPs per token and K D numbers read per token, for each reading layer.
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.__init__, Attention.forward, Block.forward,
@@ -24,11 +24,11 @@ from torch import nn
 
 @dataclass
 class Config:
-    vocab_size: int = 50304         # token ids are 0 .. vocab_size-1
-    n_layer: int = 12               # blocks; each is attention + MLP
-    n_head: int = 12                # query heads; d_head = d_model / n_head
-    n_kv_head: int | None = None    # key/value heads, each shared by n_head / n_kv_head query heads; None: n_head
-    d_model: int = 768              # width of the residual stream
+    vocab_size: int = 50304         # size of the vocabulary (V); token ids are 0 .. vocab_size-1
+    n_layer: int = 12               # blocks (L); each is attention + MLP
+    n_head: int = 12                # query heads (H); d_head (D) = d_model / n_head
+    n_kv_head: int | None = None    # key/value heads (K), each shared by n_head / n_kv_head query heads; None: n_head
+    d_model: int = 768              # width of the residual stream (C)
     d_ff: int | None = None         # hidden width of the SwiGLU MLP; None: 8/3 d_model rounded up to a multiple of 64
     max_len: int = 2048             # longest sequence, in training and in generation
     rope_theta: float = 10000.0     # base of the rotary frequencies
@@ -161,7 +161,8 @@ class Attention(nn.Module):
     def queries_and_keys(self, x):
         """wq(x) (B, T, H, D) and wk(x) (B, T, K, D) in one product, which moves fewer bytes.
 
-        Four gradients of x would be one more than the compiler fuses with the norm's: it would store their sum in fp32.
+        With wv and value_gate, x would get four gradients, one more than the compiler fuses with the norm's: it would
+        store their sum in fp32.
         """
         qk = F.linear(x, torch.cat((self.wq.weight, self.wk.weight))).unflatten(-1, (-1, self.d_head))
         return qk.split((self.n_head, self.n_kv_head), dim=2)

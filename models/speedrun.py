@@ -1,14 +1,14 @@
 """Speed-run shortcuts: value embeddings, scalars on residual and embedding, U-net or back-out skips.
 
-What the records of github.com/KellerJordan/modded-nanogpt kept, and with it github.com/karpathy/nanochat. No paper has
-all three; value embeddings grew out of the value residual, arXiv:2410.17897. X_0 is the embedding, X_i the output of
-block i = 1 .. L; each of the three has its own switch:
+Three ideas that the records of github.com/KellerJordan/modded-nanogpt kept, and github.com/karpathy/nanochat after
+them. No paper has all of them; value embeddings grew out of the value residual, arXiv:2410.17897. X_0 is the embedding,
+X_i the output of block i = 1 .. L; each idea has its own switch:
     value_embed   in every other block, the last included, a token brings its own values from a table (V, K D):
-                  v <- v + 2 sigmoid( value_gate(norm(x)[:12]) ) table[idx],     a gate per token and key/value head
+                  v <- v + 2 sigmoid( value_gate(norm(x)[:12]) ) value_embed[idx],     a gate per token and KV head
     lambdas       block i reads  resid_i x + x0_i X_0  in the place of x
     skip=unet     before that, the later half adds the output of the block opposite:  x <- x + skips_i X_{L+1-i}
     skip=backout  the head reads  X_L - backout X_{L//2+1},  without what served the later blocks alone
-Where: x0 shortcut with both scalars in record 9 (2024-11-06), U-net in 11 (2024-11-10), value embeddings in 14 to 17
+When: x0 shortcut with both scalars in record 9 (2024-11-06), U-net in 11 (2024-11-10), value embeddings in 14 to 17
 (2024-12), back-out in 40 (2025-10-04), the gate in 55 (2025-12-29). nanochat has the scalars since commit aa530cd, the
 tables in every other block since e85db6b, back-out since a825e63. github.com/qlabs-eng/slowrun has scalars and U-net.
 Costs V K D + 12 K parameters per table, a number per skip and 2 per block for the scalars. A token pays 2 K D FLOPs
@@ -41,11 +41,11 @@ from torch import nn
 
 @dataclass
 class Config:
-    vocab_size: int = 50304         # token ids are 0 .. vocab_size-1
-    n_layer: int = 12               # blocks; each is attention + MLP
-    n_head: int = 12                # query heads; d_head = d_model / n_head
-    n_kv_head: int | None = None    # key/value heads, each shared by n_head / n_kv_head query heads; None: n_head
-    d_model: int = 768              # width of the residual stream
+    vocab_size: int = 50304         # size of the vocabulary (V); token ids are 0 .. vocab_size-1
+    n_layer: int = 12               # blocks (L); each is attention + MLP
+    n_head: int = 12                # query heads (H); d_head (D) = d_model / n_head
+    n_kv_head: int | None = None    # key/value heads (K), each shared by n_head / n_kv_head query heads; None: n_head
+    d_model: int = 768              # width of the residual stream (C)
     d_ff: int | None = None         # hidden width of the SwiGLU MLP; None: 8/3 d_model rounded up to a multiple of 64
     max_len: int = 2048             # longest sequence, in training and in generation
     rope_theta: float = 10000.0     # base of the rotary frequencies
@@ -251,7 +251,7 @@ class Model(nn.Module):
         outputs, L = [x], self.config.n_layer                                       # X_0 .. X_i
         for i, block in enumerate(self.blocks, start=1):
             if self.config.skip == "unet" and i > (L + 1) // 2:
-                x = x + self.skips[i - (L + 1) // 2 - 1] * outputs[L + 1 - i]
+                x = x + self.skips[i - L - 1] * outputs[L + 1 - i]                  # skips of the last L // 2 blocks
             if self.config.lambdas:
                 x = self.resid[i - 1] * x + self.x0[i - 1] * outputs[0]
             x = block(x, idx, rope, cache)
