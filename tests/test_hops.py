@@ -39,6 +39,23 @@ def test_scores(monkeypatch):
     assert hops.score("anything", 40) == [100.0] + [0.0] * (hops.HOPS - 1)
 
 
+def test_only_first_questions_count(monkeypatch):
+    """A model that copies the answer of an equal question before, and else knows nothing."""
+    def model(idx):
+        logits = torch.zeros(*idx.shape, 257)
+        for b, row in enumerate(idx.tolist()):
+            at = range(1 + 2 * hops.NODES, len(row) - 1, 3)
+            known = {}
+            for t in at:
+                logits[b, t + 1, known.get((row[t], row[t + 1]), 256)] = 1.0
+                if t + 2 < len(row):
+                    known[row[t], row[t + 1]] = row[t + 2]
+        return logits, None
+
+    monkeypatch.setattr(hops.runs, "load", lambda run, device: (model, {"options": {"dtype": "fp32"}}))
+    assert hops.score("anything", 40) == [0.0] * hops.HOPS
+
+
 def test_table():
     rows = [dict(system=s, seed=i, right=[99.0 + i, 20.0, 30.0], loss=1.0 + i) for s in "ab" for i in (0, 1)]
     lines = hops.table(rows).splitlines()

@@ -6,8 +6,9 @@ arrows in random order, then questions: which node is k arrows behind this one?
     end-of-text  x1 y1 ... xN yN  k q answer  k q answer ...
 
 Every system gets the same shape, data, steps and rates. Then the percent of right answers per k on documents that no
-run has seen: with 100 / N a model knows nothing. One run at a time, in one thread; it may be killed at any moment, and
-a run whose row is in scores.jsonl is not made again. Writes the table in README.md.
+run has seen, each document's first question for that k alone: later ones may be copied from earlier ones. One run at a
+time, in one thread; it may be killed at any moment, and a run whose row is in scores.jsonl is not made again. Writes
+the table in README.md.
 """
 import argparse
 import json
@@ -28,8 +29,8 @@ from nanodepth.shards import Writer, write_meta  # noqa: E402
 from nanodepth.tokenizers import load_tokenizer, token_bytes  # noqa: E402
 
 SYSTEMS = {  # name in the table: model and its options
-    "gpt": "gpt", "muddformer": "muddformer", "attnres": "attnres", "resformer": "resformer", "satformer": "satformer",
-    "denseformer": "denseformer", "hyperconnections": "hyperconnections"}
+    "gpt": "gpt", "resformer": "resformer", "muddformer": "muddformer", "denseformer": "denseformer",
+    "attnres": "attnres"}
 NODES, HOPS, QUESTIONS = 4, 2, 24
 SHAPE = dict(n_layer=4, max_steps=1200, muon_lr=0.007, adamw_lr=0.01, eval_every=100, eval_tokens=65536)
 EOT = 256                                       # of the tokenizer "byte"; 0 ... 127: nodes, 128 + k: the question for k
@@ -60,8 +61,8 @@ def prepare(folder, n_tokens=8_000_000):
 
 
 @torch.inference_mode()
-def score(run, n_documents=512):
-    """Percent of right answers for k of 1 ... HOPS."""
+def score(run, n_documents=2048):
+    """Percent of documents whose first question for k is answered rightly, for k of 1 ... HOPS."""
     model, config = runs.load(run, torch.device("cpu"))
     rng = np.random.default_rng((HOPS, 2))
     tokens = torch.from_numpy(np.stack([document(rng) for _ in range(n_documents)]))
@@ -69,7 +70,9 @@ def score(run, n_documents=512):
     with autocast(torch.device("cpu"), config["options"]["dtype"]):
         guesses = torch.cat([model(part[:, :-1])[0].argmax(-1) for part in tokens.split(32)])
     right = (guesses[:, 2 + 2 * NODES::3] == answers).double()
-    return [round(100 * right[k == 128 + i].mean().item(), 1) for i in range(1, HOPS + 1)]
+    asked = [k == 128 + i for i in range(1, HOPS + 1)]
+    first = [of_k & (of_k.cumsum(1) == 1) for of_k in asked]
+    return [round(100 * right[at].mean().item(), 1) for at in first]
 
 
 def table(rows):

@@ -27,10 +27,13 @@ CLAIMS = (  # the first has the lower loss, says
     ("exoformer", "gpt-gated", "ExoFormer, table 1"), ("exoformer", "resformer", "ExoFormer, table 1"),
     ("exoformer-dynamic", "exoformer", "ExoFormer, table 1"), ("muddformer", "gpt", "MUDDFormer, figure 3"),
     ("muddformer", "denseformer", "MUDDFormer, figure 3"), ("muddformer", "hyperconnections", "MUDDFormer, figure 3"),
-    ("muddformer", "resformer", "SATFormer, table 5"), ("attnres", "gpt", "Attention Residuals"),
+    ("muddformer", "resformer", "SATFormer, table 5"),
+    ("satformer", "muddformer", "SATFormer, table 5, at 130M; at 760M the opposite"),
+    ("attnres", "gpt", "Attention Residuals"),
     ("attnres", "denseformer", "Attention Residuals, ablations"), ("denseformer", "gpt", "MUDDFormer, figure 3"),
     ("hyperconnections", "gpt", "MUDDFormer, figure 3"),
     ("hyperconnections-manifold", "gpt", "Attention Residuals, ablations"),
+    ("hyperconnections-manifold", "hyperconnections", "mHC"),
     ("attnres", "hyperconnections-manifold", "Attention Residuals, ablations"),
     ("speedrun", "gpt", "nanochat; modded-nanogpt, record 11"),
     ("muddformer-trimmed", "gpt", "modded-nanogpt, record 81"),
@@ -163,28 +166,27 @@ def saving_table(strong):
     lengths = [strong["gpt"], *(logs(rf"gpt-{steps}-seed\d+") for steps in (500, 1500, 2000))]
     lengths = {curves.end(runs)[0] / length: runs for runs in lengths if runs}
 
-    def saving(losses, ends, name):
-        """(times the tokens or None, as text with interval) of {system: {seed: loss}}, {length: {seed: gpt's loss}}."""
+    def factor(losses, ends, name, scale):
+        """Times gpt's tokens, times scale, as text: from {system: {seed: loss}} and {length: {seed: gpt's loss}}."""
         seeds = set(losses.get(name, ())).intersection(*ends.values())
-        if not seeds:
-            return None, ""
+        if not seeds or scale is None:
+            return ""
         loss, half = mean(losses[name][seed] for seed in seeds), half_interval(losses, len(seeds))
         points = sorted((times, mean(at[seed] for seed in seeds)) for times, at in ends.items())
 
         def text(x):
-            found = curves.tokens_needed(points, x)
-            edge = f"< {points[0][0]:.2f}" if x > points[0][1] else f"> {points[-1][0]:.2f}"
-            return edge if found is None else f"{found:.2f}"
+            found, (first, most), (last, _) = curves.tokens_needed(points, x), points[0], points[-1]
+            edge = f"< {scale * first:.2f}" if x > most else f"> {scale * last:.2f}"
+            return edge if found is None else f"{scale * found:.2f}"
 
-        around = "" if half is None else f" ({text(loss + half)} to {text(loss - half)})"
-        return curves.tokens_needed(points, loss), text(loss) + around
+        return text(loss) + ("" if half is None else f" ({text(loss + half)} to {text(loss - half)})")
 
     rows = []
     for name in (name for name in strong if name != "gpt"):
-        tokens = [saving(losses(strong), losses(lengths), name) for losses in (final, others)]
-        times = [f"{x * speed[name]:.2f}" if x and name in speed else "" for x, _ in tokens]
         step = f"{1 / speed[name]:.2f}" if name in speed else ""
-        rows.append([f"`{name}`", *(text for _, text in tokens), step, *times])
+        tokens, times = ([factor(losses(strong), losses(lengths), name, scale) for losses in (final, others)]
+                         for scale in (1, speed.get(name)))
+        rows.append([f"`{name}`", *tokens, step, *times])
     return markdown(["system", "tokens, all targets", "tokens, not copied", "time of a step", "time, all targets",
                      "time, not copied"], rows)
 
