@@ -90,9 +90,11 @@ def options(argv):
         parser.error("--profile takes one model: add --models NAME")
     if min(contexts) < 1 or args.decode and not args.new_tokens:
         parser.error("--decode needs contexts of at least 1 token each, and --new_tokens")
+    if args.json and (args.ranks or args.profile):
+        parser.error("--ranks and --profile have no figures for --json: leave it out")
     if args.bytes and not args.compile:
         parser.error("--bytes counts compiled kernels: leave --no-compile out")
-    if args.prompt > args.batch * args.seq_len:
+    if args.new_tokens and not (args.decode or args.ranks) and args.prompt > args.batch * args.seq_len:
         parser.error(f"--prompt {args.prompt} is longer than the {args.batch} x {args.seq_len} tokens there are")
     if args.ranks and min(args.ranks) < 1:
         parser.error("--ranks must be at least 1 each")
@@ -122,15 +124,23 @@ def plan(specs, args, shape):
     return groups
 
 
+def fits(work, *words):
+    """Whether there is memory enough for work(*words)."""
+    try:
+        work(*words)
+    except (RuntimeError, MemoryError) as e:
+        if not out_of_memory(e):
+            raise
+        return False
+    return True
+
+
 def attempt(spec, args, shape, work, results):
     """work(row) of a new row; results get {"model", "error"} if it does not fit into memory. It leaves the device."""
     row = Row(spec, args, shape)
     try:
-        work(row)
-    except (RuntimeError, MemoryError) as e:
-        if not out_of_memory(e):
-            raise
-        results.append({"model": spec, "error": "out of memory"})
+        if not fits(work, row):
+            results.append({"model": spec, "error": "out of memory"})
     finally:
         row.__dict__.clear()
         gc.collect()
@@ -299,12 +309,14 @@ def run(groups, args, shape, device, batch):
     def with_base(base):
         of(base, base)
         if not args.decode and not extra:
-            extra["optimizers_ms"] = timing.optimizer_times(base, args.rounds)
+            fits(lambda: extra.update(optimizers_ms=timing.optimizer_times(base, args.rounds)))
         for spec in others:
             attempt(spec, args, shape, lambda row: of(row, base), results)
 
     for spec, others in groups.items():
         attempt(spec, args, shape, with_base, results)
+        done = [r["model"] for r in results]
+        results += [{"model": other, "error": f"{spec}: out of memory"} for other in others if other not in done]
     if not args.decode:
         extra |= {"matmul_flops_per_s": rates[0], "copy_bytes_per_s": rates[1]}
     return results, extra

@@ -52,7 +52,7 @@ def check_free(out):
     if out.is_dir() and not any(out.iterdir()):
         return
     if os.path.exists(out):
-        raise UserError(f"{out}: exists already: delete it or choose another --name or --out")
+        raise UserError(f"{out}: exists already: delete it or make another folder with --out")
 
 
 def encode(texts, encoding):

@@ -31,9 +31,9 @@ def parse(argv):
                         help="examples before each question; none: as in the paper, or the task's own")
     parser.add_argument("--task_dir", metavar="DIR",
                         help="take the tasks from lm_eval task files in this folder, and no others")
-    parser.add_argument("--limit", type=int, help="only the first so many items of each task; for trying out")
+    parser.add_argument("--limit", type=int, help="only the first so many items of each lm_eval task; for trying out")
     parser.add_argument("--seq_len", type=int,
-                        help="longest input in tokens; none: as in training, of tasks max_len (recall: 2048)")
+                        help="longest input in tokens; none: as in training, for tasks max_len (recall: at most 2048)")
     parser.add_argument("--batch_tokens", type=int, default=16384, help="tokens per forward pass (%(default)s)")
     parser.add_argument("--device", default="auto", help="torch device; auto: cuda, else cpu")
     parser.add_argument("--json", metavar="FILE", help="also write the rows there")
@@ -95,7 +95,8 @@ def on_tasks(args):
         named = {title: {column: {"value": value, "stderr": error} for column, (value, error) in table.items()}
                  for title, table in tables}
         rows.append({"run": run, "time": time.strftime("%Y-%m-%dT%H:%M:%S"), "step": runs.read_checkpoint(run)["step"],
-                     "lm_eval": harness_version() if asked else None, "limit": args.limit, "tables": named})
+                     "lm_eval": harness_version() if asked else None, "limit": args.limit if asked else None,
+                     "tables": named})
         with open(Path(run) / "eval.jsonl", "a") as f:
             f.write(json.dumps(rows[-1]) + "\n")
         for title, table in tables:
@@ -106,12 +107,13 @@ def on_tasks(args):
 
 
 def print_table(title, tables):
-    """tables: {run: {column: (value, standard error or None)}}, the same columns for every run."""
-    columns = list(next(iter(tables.values())))
+    """tables: {run: {column: (value, standard error or None)}}; a run may lack some columns."""
+    columns = list(dict.fromkeys(column for table in tables.values() for column in table))
     cells = [[title, *columns]]
     for run, table in tables.items():
-        texts = (f"{value:.2f}" + ("" if error is None else f" ±{error:.2f}") for value, error in table.values())
-        cells.append([run, *texts])
+        found = (table.get(column) for column in columns)
+        cells.append([run, *("-" if x is None else f"{x[0]:.2f}" + ("" if x[1] is None else f" ±{x[1]:.2f}")
+                             for x in found)])
     widths = [max(map(len, column)) for column in zip(*cells)]
     for run, *texts in cells:
         print("  ".join([run.ljust(widths[0]), *(text.rjust(width) for text, width in zip(texts, widths[1:]))]))

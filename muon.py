@@ -42,7 +42,7 @@ class Muon(torch.optim.Optimizer):
     """Muon for matrices. Several ranks share the work of orthogonalising; gradients must already be averaged.
 
     params: matrices, or stacks of them (.., rows, cols), each of which counts by itself.
-    lr: spectral norm of one update of a wide matrix; a tall one moves by sqrt(rows / cols) more.
+    lr: spectral norm of one update of a wide matrix; that of a tall one is sqrt(rows / cols) times as large.
     weight_decay: decoupled, times lr, and only where it pulls in the direction of the update (cautious).
     momentum: of the running mean of gradients; the update is Nesterov's, (1 - momentum) grad + momentum mean.
     second_moment: None, or the decay rate (0.95 in ExoFormer's code) of a running mean square per row (per column of
@@ -210,6 +210,8 @@ def set_state(optimizer, model, state, step):
     own = [number[id(p)] for group in optimizer.param_groups for p in group["params"]]
     renumbered = {i: state[n] for i, n in enumerate(own) if n in state}
     optimizer.load_state_dict({**optimizer.state_dict(), "state": renumbered})
+    if step and (bare := [n for n, p in model.named_parameters() if id(p) in number and p not in optimizer.state]):
+        raise ValueError(f"{bare[0]} has no optimizer state: it never got a gradient, or the file is damaged")
     if step and (set(optimizer.state) != set(params) or len({frozenset(s) for s in optimizer.state.values()}) > 1):
         raise ValueError("optimizer state is missing")
     for p in optimizer.state:

@@ -11,7 +11,7 @@ import torch
 
 import models
 import nanodepth
-from nanodepth.devices import autocast, cast_weights, find_device, out_of_memory
+from nanodepth.devices import autocast, cast_weights, find_device, machine_errors
 from nanodepth.options import Parser, UserError, run_folder, run_script
 
 
@@ -61,7 +61,7 @@ def read_prompt(args, tokenizer, max_len):
 
 def choose(scores, args, generator):
     """A token (B, 1) by its scores (B, V)."""
-    if args.temperature == 0:
+    if args.temperature < 1e-6:                                             # 0, or as good as
         return scores.argmax(-1, keepdim=True)
     if args.top_k is not None:
         least = scores.topk(min(args.top_k, scores.size(-1))).values[:, -1:]
@@ -69,7 +69,7 @@ def choose(scores, args, generator):
     p = (scores / args.temperature).softmax(-1)
     if args.top_p is not None:
         ranked = p.sort(-1, descending=True).values
-        kept = ranked.cumsum(-1) - ranked < args.top_p                      # what the likelier ones lack
+        kept = ranked.cumsum(-1) - ranked < args.top_p                      # the likelier ones do not reach top_p
         p = p.masked_fill(p < ranked.masked_fill(~kept, torch.inf).amin(-1, keepdim=True), 0)
     return torch.multinomial(p, 1, generator=generator)
 
@@ -92,9 +92,10 @@ def text_of(prompt, tokens, tokenizer):
     """The text of a prompt and of the tokens behind it, up to the first end-of-text."""
     if tokenizer.eot_token in tokens:
         tokens = tokens[:tokens.index(tokenizer.eot_token)]
-    return tokenizer.decode([t for t in (*prompt, *tokens) if t < tokenizer.n_vocab])      # untrained: any id
+    return tokenizer.decode([t for t in (*prompt, *tokens) if t < tokenizer.n_vocab])      # untrained: ids of no text
 
 
+@machine_errors("lower --n, or take --device cpu")
 def main(argv):
     args = parse(argv)
     device = find_device(args.device)
@@ -102,10 +103,10 @@ def main(argv):
     dtype = config["options"]["dtype"]
     cast_weights(model, dtype)
     prompt = read_prompt(args, tokenizer, model.config.max_len)
-    samples, shown = [[] for _ in range(args.n)], 0
     try:
         generator = torch.Generator(device).manual_seed(args.seed)
         idx = torch.tensor([prompt] * args.n, device=device)
+        samples, shown = [[] for _ in range(args.n)], 0
         with autocast(device, dtype):
             cache = models.module(config["model"]).Cache(model, args.n, len(prompt) + args.max_new_tokens)
             for new in tokens_of(model, cache, idx, args, generator, tokenizer.eot_token):
@@ -115,12 +116,12 @@ def main(argv):
                 if args.n == 1 and not text.endswith("\ufffd"):             # half a character
                     print(text[shown:], end="", flush=True)
                     shown = len(text)
-    except (RuntimeError, MemoryError, OverflowError) as e:
+    except OverflowError:
+        raise UserError(f"--n {args.n} is too large") from None
+    except RuntimeError as e:
         if "probability tensor" in str(e):
             raise UserError(f"{args.run} gives no probabilities: its weights are not finite") from None
-        if not out_of_memory(e) and not isinstance(e, OverflowError):
-            raise
-        raise UserError("out of memory: lower --n") from None
+        raise
     for i, tokens in enumerate(samples):
         text = text_of(prompt[1:], tokens, tokenizer)
         print(text[shown:] if args.n == 1 else f"--- {i + 1}\n{text}")

@@ -57,7 +57,7 @@ class Options:
     grad_clip: float = 1.0          # largest gradient norm
     eval_every: int = 250           # steps between validations; also at step 0 and at the end
     eval_tokens: int = 1048576      # tokens of the validation split that are scored, the same ones each time
-    final_eval_tokens: int | None = None    # the same after the last step; none: eval_tokens
+    final_eval_tokens: int | None = None    # tokens that are scored after the last step; none: eval_tokens
     save_every: int | None = None   # steps between checkpoints; none: eval_every
     sample_every: int | None = None # steps between samples of text, at validations; none: no samples
     wandb: bool = False             # also log to Weights & Biases (pip install wandb)

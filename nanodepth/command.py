@@ -19,6 +19,9 @@ def parse(argv, Options, description, constant_until):
     for name in ("model", "preset", "resume", "init_from"):
         first.add_argument(f"--{name}")
     asked = first.parse_known_args(argv)[0]
+    for name in ("resume", "init_from"):
+        if getattr(asked, name) == "":
+            raise UserError(f"--{name} is empty: give a run folder")
     checkpoint, old = None, {"options": {}, "model_config": {}}
     if asked.resume:
         checkpoint = runs.read_checkpoint(run_folder(asked.resume))
@@ -51,7 +54,7 @@ def parse(argv, Options, description, constant_until):
     flags |= {name: run_folder(flags[name]) for name in ("resume", "init_from") if name in flags}
     chosen, config = pick(Options, {**defaults, **flags}), pick(config_class, {**defaults, **flags})
     if "warmup_steps" not in flags:                                         # the preset's, or as many as there are
-        chosen["warmup_steps"] = min(chosen["warmup_steps"], chosen["max_steps"])
+        chosen["warmup_steps"] = min(chosen.get(name, getattr(Options, name)) for name in ("warmup_steps", "max_steps"))
     with user_errors():
         options = Options(**chosen)
     if asked.resume and "max_steps" in flags and flags["max_steps"] != defaults["max_steps"]:

@@ -232,7 +232,12 @@ def interval(values):
     """(mean, half of its 95% interval by Student's t) of a sample; None for what it is too small for."""
     if len(values) < 2:
         return (values[0] if values else None), None
-    return mean(values), t95(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return mean(values), t95(len(values) - 1) * deviation(values) / math.sqrt(len(values))
+
+
+def deviation(values):
+    """Standard deviation; nan where a value is not finite, on which statistics.stdev fails."""
+    return stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def t95(degrees):
@@ -276,10 +281,10 @@ def summarise(groups, baseline):
             reached = level[0] if name == baseline else crossing(points, level[1])
         rows[name] = {
             "runs": [run["run"] for run in some], "seeds": [run["seed"] for run in some], "tokens": tokens,
-            "loss": loss, "loss_sd": stdev(ends) if len(ends) > 1 else None,
+            "loss": loss, "loss_sd": deviation(ends) if len(ends) > 1 else None,
             "difference": gap, "difference_95": half,
             "tokens_to_baseline": reached,
-            "tok_s": mean(speeds), "tok_s_sd": stdev(speeds) if len(speeds) > 1 else None,
+            "tok_s": mean(speeds), "tok_s_sd": deviation(speeds) if len(speeds) > 1 else None,
             "peak_bytes": mean(peaks) if min(peaks) else None, "curve": points}
     return rows
 

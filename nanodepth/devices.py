@@ -127,13 +127,13 @@ def peak_bytes(device):
 
 
 def disk_full(error):
-    """The OSError that says so, or that a file is as large as it may be: this one, or one behind it. Else None."""
+    """This error, or the one behind it, if it is an OSError of a full disk or quota, or a too large file. Else None."""
     full = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
     return next((e for e in (error, error.__context__) if getattr(e, "errno", None) in full), None)
 
 
 def out_of_memory(error):
-    """Whether this exception says so, of the GPU or of the CPU."""
+    """Whether this exception means that the memory of the GPU or of the CPU is full."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
 
 

@@ -47,7 +47,9 @@ def fetch_shard(url, part):
                 f.truncate(0)
                 raise UserError(f"{url}: the partial file {part} does not belong to it, and was emptied: "
                                 "run it again") from None
-            raise UserError(f"{url}: the server says {e.code} {e.reason}: check --url and --shards") from None
+            how = ("run it again later, it goes on where it stopped" if e.code == 429 or e.code >= 500
+                   else "check --url and --shards")
+            raise UserError(f"{url}: the server says {e.code} {e.reason}: {how}") from None
         except (OSError, http.client.HTTPException, ValueError) as e:
             reason = getattr(e, "reason", None) or e
             raise UserError(f"{url}: download failed ({reason}): run it again, it goes on where it stopped") from None

@@ -281,13 +281,13 @@ def benchmarks(run, args, groups, single, manager):
         lm.seq_len = min(longest, 2048) if group == "recall" and not args.seq_len else longest   # 2,048 as in the paper
         tasks = list(dict.fromkeys(task for task, _ in columns.values())) or single
         results = run_tasks(lm, tasks, manager, shots, args.limit)
-        if not group:                                                       # every metric that lm_eval gives
-            found = [(task, key.removesuffix(",none")) for task in single for key in results[task]
-                     if key.endswith(",none") and "_stderr" not in key]
-            columns = {f"{task} {metric}": (task, metric) for task, metric in found}
+        if not group:                                                       # every metric, of every filter
+            columns = {f"{task} {key.removesuffix(',none')}": (task, key) for task, scores in results.items()
+                       for key in scores if "," in key and "_stderr," not in key}
         table, accuracies = {}, []
-        for column, (task, metric) in columns.items():
-            value, error = results[task][f"{metric},none"], results[task].get(f"{metric}_stderr,none")
+        for column, (task, key) in columns.items():
+            metric, _, kind = key.partition(",")                            # kind: of the filter of the answers
+            value, error = (results[task].get(f"{name},{kind or 'none'}") for name in (metric, f"{metric}_stderr"))
             scale = 100 if metric in ("acc", "acc_norm", "contains", "exact_match") else 1
             table[column] = (scale * value, scale * error if isinstance(error, float) else None)
             if scale == 100:

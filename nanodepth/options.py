@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import models
-from models import check_types  # noqa: F401  the registry needs it too, and imports nothing of ours
+from models import check_types           # there, since the registry needs it and imports nothing of ours
 
 ROOT = Path(__file__).resolve().parent.parent                   # of the repository
 ELSEWHERE = {  # what other code bases call our flags
@@ -90,13 +90,13 @@ def shell(script, *words):
 
 
 def find(path, *places):
-    """The path, or if nothing is there, that below the first of the places or else below the repository that has it."""
+    """The path if it exists, else the first place / path that does, the repository last; the path if none does."""
     found = (Path(place) / path for place in ("", *places, ROOT))
     return next((p for p in found if os.path.exists(p)), Path(path))        # Path's raises for a long name
 
 
 def run_folder(path):
-    """The run folder that is meant: the path, that below the repository, or the folder of this ckpt.pt."""
+    """The run folder that a path means: itself, here or below the repository; of a ckpt.pt the folder it is in."""
     path = find(path)
     return str(path.parent if path.name == "ckpt.pt" and path.is_file() else path)
 

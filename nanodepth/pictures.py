@@ -4,9 +4,9 @@ import json
 import math
 import textwrap
 from itertools import cycle
-from statistics import mean, median, stdev
+from statistics import mean, median
 
-from nanodepth.curves import between, gaps, training
+from nanodepth.curves import between, deviation, gaps, training
 
 PAGE = 8                                # systems besides the baseline in one picture of curves
 FEW = 6                                 # validations after the first: with fewer the training loss is drawn as well
@@ -203,7 +203,7 @@ def draw_spread(ax, rows, groups, baseline):
     for i, ((label, r), (color, _)) in enumerate(zip(rows.items(), styles())):
         points = r["curve"][1:][::-1][::1 + len(r["curve"]) // 16] if label != baseline else []
         paired = [(x / 1e6 + (i - len(rows) / 2) * width, gaps(groups[label], groups[baseline], x)) for x, _ in points]
-        bars = [(x, mean(g), stdev(g)) for x, g in paired if len(g) > 1]
+        bars = [(x, mean(g), deviation(g)) for x, g in paired if len(g) > 1]
         for x, y, sd in bars:
             ax.plot([x, x], [y - sd, y + sd], color=color, lw=0.8, alpha=0.7, scalex=False, scaley=False)
         found = found or bool(bars)

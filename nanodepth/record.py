@@ -238,11 +238,6 @@ def plain_streams(model, record):
     return {"x": record.reads[:-1:2]}
 
 
-def plain_gates(model, record):
-    """Output gates of the layers, (B, T, H, D or 1) each."""
-    return record.gates
-
-
 def plain_depth_matrix(model, record):
     """{"r": A (B, T, 2 L + 1, 2 L + 1)}: reader l, a sublayer or the head, gets sum_s A[l, s] outputs[s].
 
@@ -276,7 +271,7 @@ def observe(model, idx, targets, quiet, probe=None):
     if not all(x.isfinite().all() for x in record.hidden):
         raise ValueError("the residual stream is not finite")
     streams = getattr(probe, "streams", plain_streams)(model, record)
-    gates = getattr(probe, "gates", plain_gates)(model, record)
+    gates = getattr(probe, "gates", lambda model, record: record.gates)(model, record)
     out = state_means(model, record.hidden, targets)
     if len(heads) == L:
         names = "entropy", "sink", "active", "induction", "repeats"

@@ -259,6 +259,8 @@ class Run:
             raise UserError(f"{path}/ckpt.pt does not fit models/{options.model}.py: {one_line(e)}") from None
         run.start = run.saved = step
         run.config["options"] |= {name: x for name, x in vars(options).items() if name in given and name != "resume"}
+        if "data" in given:
+            run.config["data"]["path"] = str(data.path)                     # eval.py looks there
         if run.writes:
             write_text(path / "config.json", json.dumps(run.config, indent=1))
             rows = log_rows(path / "log.jsonl", step)

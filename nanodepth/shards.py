@@ -77,7 +77,7 @@ def split_of(name):
 
 
 class Writer:
-    """Gathers the tokens of one split and writes them as shards. Holds back the last one to two until close()."""
+    """Gathers the tokens of one split and writes them as shards. Holds back up to two shards' tokens until close()."""
 
     def __init__(self, folder, split, shard_tokens):
         self.folder, self.split, self.shard_tokens = folder, split, shard_tokens

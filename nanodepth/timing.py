@@ -30,6 +30,9 @@ class Row:
     def __init__(self, spec, args, shape):
         self.label, self.args = spec, args
         self.name, options = parse_spec(spec)
+        for key in ("vocab_size", "max_len"):
+            if options.get(key, shape[key]) < shape[key]:
+                raise UserError(f"{spec}: {key} must be at least {shape[key]:,}, that of the tokens it reads")
         own, base = models.module(self.name).Config, models.module("gpt").Config
         torch.manual_seed(0)
         try:

@@ -1,7 +1,7 @@
 """The repository's scripts as processes that start in milliseconds: forked from one that has imported torch already.
 
     with Scripts() as scripts:
-        done = scripts.run("train.py", "--max_steps", 0)
+        done = scripts.run("train.py", "--max_steps", 2)
 
 done has returncode (None: too slow), stdout and stderr. "-m models" runs a module. Scripts("--alone") knows nothing but
 torch: it runs a file as if it were in an empty folder.

@@ -84,6 +84,24 @@ def test_a_model_without_memory_is_a_row(monkeypatch, capsys):
         bench.main([*SMALL, "--no-compile", "--models", "gpt"])
 
 
+def no_room(*args):
+    raise torch.OutOfMemoryError("no room")
+
+
+def test_no_memory_for_gpt_or_for_the_optimizers(monkeypatch, capsys):
+    """Then the models have rows all the same: that they could not be compared, and their figures."""
+    monkeypatch.setattr(timing, "limits", lambda *args: (1e9, 1e9))
+    monkeypatch.setattr(timing, "optimizer_times", no_room)
+    words = [*SMALL, "--no-compile", "--new_tokens", "0", "--models", SECOND]
+    assert bench.main(words) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| `")]
+    assert len(lines) == 2 and all(" ±" in line for line in lines)
+    monkeypatch.setattr(timing.Row, "start", no_room)
+    assert bench.main(words) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| `")]
+    assert [line.split("`")[1] for line in lines] == ["gpt", SECOND] and "gpt: out of memory" in lines[1]
+
+
 def test_the_floor_counts_four_passes_over_what_is_read():
     args = SimpleNamespace(batch=2, seq_len=8, dtype="bf16", compile=False, new_tokens=0, bytes=False)
     base, row = (timing.Row("gpt", args, SHAPE) for _ in range(2))
@@ -189,6 +207,11 @@ def test_a_prompt_may_be_longer_than_a_sequence(monkeypatch):
     assert seen == [(1, 14)] * 2
 
 
+def test_a_prompt_that_is_not_read_may_be_longer_than_the_batch():
+    for words in (["--new_tokens", "0"], ["--ranks", "2"], ["--decode", "4"]):
+        assert bench.options(["--seq_len", "64", "--batch", "1", *words])[0].prompt == 128
+
+
 def test_a_graph_break_is_counted(monkeypatch):
     row = timing.Row("gpt", SimpleNamespace(seq_len=8, dtype="fp32", compile=True), {**SHAPE, "n_layer": 1})
     plain = row.model.output
@@ -205,7 +228,8 @@ BAD = [["--models", "gtp"], ["--models", "gpt:width=3"], ["--models", "gpt:qk_no
        ["--n_head", "5"], ["--seq_len", "0"], ["--device", "abacus"], ["--profile", "x.json"],
        ["--ranks", "8", "--models", "gpt", "--n_head", "7"], ["--models", "gpt", "--batch", "1000000000"],
        ["--models", "gpt", "--vocab_size", "2000000000"],
-       ["--json", "no/such/folder/x.json"], ["--json", "/"], ["--speed", "9"]]
+       ["--models", "gpt:max_len=16", "--batch", "1"], ["--models", "gpt:vocab_size=100"],
+       ["--json", "x.json", "--ranks", "2"], ["--json", "no/such/folder/x.json"], ["--json", "/"], ["--speed", "9"]]
 
 
 @pytest.mark.parametrize("words", BAD, ids=" ".join)

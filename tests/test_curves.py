@@ -192,6 +192,15 @@ def test_training_losses_are_smoothed_and_paired():
 # --------------------------------------------------------------------------------------------------------- tokens saved
 
 
+@pytest.mark.parametrize("last", [math.nan, math.inf])
+def test_a_seed_that_diverged(tmp_path, last):
+    """Its loss is not finite, as train.py logs it before it stops: deviations are unknown, and nothing fails."""
+    logs = [curves.read_log(write_run(tmp_path / f"{seed}", [5.0, loss], seed)) for seed, loss in ((0, 4.0), (1, last))]
+    row = curves.summarise(curves.systems(logs), ROOT)[ROOT]
+    assert math.isnan(row["loss_sd"]) and math.isnan(curves.interval([1.0, last])[1])
+    assert curves.deviation([1.0, 3.0]) == pytest.approx(math.sqrt(2))
+
+
 def test_tokens_that_a_baseline_needs():
     """Losses 4.0, 3.5, 3.2 after 1, 2, 4 million tokens: halfway between two losses lies sqrt(2) times the first."""
     ends = [(4e6, 3.2), (1e6, 4.0), (2e6, 3.5)]                                     # in any order

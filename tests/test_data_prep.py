@@ -896,7 +896,7 @@ def desk(tmp_path_factory):
     ("stdlib --tokenizer nope --out x", "'nope'"),
     ("text ok.txt --name x --tokenizer gpt2", "TIKTOKEN_CACHE_DIR"),
     ("text ok.txt", "--name"),
-    ("text ok.txt --name taken --tokenizer byte", "choose another --name"),
+    ("text ok.txt --name taken --tokenizer byte", "make another folder with --out"),
     ("text ok.txt --name x --tokenizer byte --train_bpe 300", "--train_bpe 300"),
     ("text ok.txt --name x --train_bpe 9", "a vocabulary of 9 "),
     ("text ok.txt --name x --vocab_size 300", "did you mean --train_bpe?"),

@@ -274,6 +274,31 @@ def test_tables(place):
         assert row["step"] == 7 and set(row["tables"]["mqar"]) == {"MQAR 4", "MQAR 8"}
 
 
+FILTERS = """filter_list:
+  - {name: first, filter: [{function: take_first}]}
+  - {name: again, filter: [{function: take_first}]}
+tag: mine
+"""
+
+
+def test_named_filters_and_tags(place):
+    """Each metric of each filter has a column; a tag stands for its tasks."""
+    (place / "filtered").mkdir()
+    text = TASK.replace("NAME", "two").replace("ITEMS", str(place / "items.jsonl"))
+    (place / "filtered" / "two.yaml").write_text(text + FILTERS)
+    done = run_eval(place, PAIR[0], "--tasks", "mine", "--task_dir", "filtered", "--json", "filtered.json")
+    assert done.returncode == 0, done.stderr
+    (table,) = json.loads((place / "filtered.json").read_text())[0]["tables"].values()
+    assert set(table) == {f"two {metric},{kind}" for metric in ("acc", "acc_norm") for kind in ("first", "again")}
+    assert all(0 <= cell["value"] <= 100 and cell["stderr"] > 0 for cell in table.values())
+
+
+def test_runs_with_other_columns(capsys):
+    eval_py.print_table("mqar", {"a": {"MQAR 4": (1.0, None)}, "b": {"MQAR 4": (2.0, 0.5), "MQAR 8": (3.0, None)}})
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows == [["mqar", "MQAR", "4", "MQAR", "8"], ["a", "1.00", "-"], ["b", "2.00", "±0.50", "3.00"]]
+
+
 def test_examples_before_the_question(place, monkeypatch):
     from lm_eval.tasks import TaskManager
     lm, seen = harness.HarnessLM(place / PAIR[0], device="cpu"), []

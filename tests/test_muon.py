@@ -232,6 +232,20 @@ def test_what_mixes():
     assert {names[id(p)] for p in muon.mixes(net)} == wanted and names.keys() >= {id(p) for p in muon.mixes(net)}
 
 
+def test_a_parameter_that_never_got_a_gradient_is_named():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks, self.unused = nn.ModuleList([nn.Linear(4, 4)]), nn.Parameter(torch.ones(3))
+    net = Net()
+    opts = muon.optimizers(net, "muon", 0.02, 0.003, 0.1)
+    net.blocks[0](torch.ones(2, 4)).sum().backward()
+    for opt in opts:
+        opt.step()
+    with pytest.raises(ValueError, match="unused has no optimizer state: it never got a gradient"):
+        muon.set_states(opts, net, [{"state": muon.get_state(opt, net)} for opt in opts], 1)
+
+
 @pytest.mark.parametrize("kind", ["muon", "adamw"])
 def test_state_of_a_run_does_not_depend_on_the_groups(kind):
     """A state with all of AdamW in one group, in the order of the model, is read into today's groups."""
@@ -259,5 +273,5 @@ def test_state_of_a_run_does_not_depend_on_the_groups(kind):
         for p in opt.state:
             assert all(torch.equal(opt.state[p][key], new.state[p][key]) for key in opt.state[p])
     del saved[0]
-    with pytest.raises(ValueError, match="missing"):
+    with pytest.raises(ValueError, match="has no optimizer state"):
         muon.set_state(again[-1], net, saved, 1)

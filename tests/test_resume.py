@@ -88,6 +88,15 @@ def test_a_cosine_run_has_one_length(data, scripts, tmp_path):
     assert "cosine schedule has one length" in said and f"--init_from {tmp_path / 'a'}" in said
 
 
+def test_data_that_moved(data, whole, scripts, tmp_path):
+    """What --resume is told of them, eval.py knows afterwards."""
+    shutil.copytree(whole / "before_decay", tmp_path / "a")
+    shutil.copytree(data, tmp_path / "data")
+    resumed(scripts, tmp_path / "a", "--data", tmp_path / "data")
+    assert json.loads((tmp_path / "a" / "config.json").read_text())["data"]["path"] == str(tmp_path / "data")
+    assert runs.read_checkpoint(tmp_path / "a")["config"]["data"]["path"] == str(tmp_path / "data")
+
+
 def test_what_may_change(data, whole, scripts, tmp_path):
     """How often is validated and on how much, and a new config.json for a broken one."""
     shutil.copytree(whole / "before_decay", tmp_path / "a")

@@ -73,6 +73,11 @@ def test_a_reader_that_leaves(whole):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_a_temperature_as_good_as_zero():
+    scores = torch.tensor([[1.0, 3.0, 2.0]])
+    assert sample.choose(scores, settings(temperature=1e-40), None).tolist() == [[1]]
+
+
 @pytest.mark.parametrize("words, said", [
     (["--top_p", 0], "--top_p must lie above 0"), (["--top_p", 1.5], "--top_p must lie above 0"),
     (["--file", "nowhere"], "nowhere: No such file"), (["--file", "nowhere", "--prompt", "a"], "two prompts"),

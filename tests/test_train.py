@@ -21,7 +21,7 @@ import data_prep
 import models
 import settings
 import train
-from nanodepth import devices, options, runs
+from nanodepth import devices, options, presets, runs
 from nanodepth.shards import Batches, Data
 from forked import Scripts
 from small import ROOT, SMALL, assert_same_run, command, flags, inside, losses, process, rows, start, vals
@@ -367,6 +367,8 @@ BAD = {   # name: (flags, what the line must say)
     "resume another model": (["--resume", "RUN", "--model", models.names()[-1]],
                              f"--model {models.names()[-1]} contradicts"),
     "resume on other data": (["--resume", "RUN", "--data", "DATA:other"], "is not the data"),
+    "resume nothing": (["--resume="], "--resume is empty"),
+    "weights of nothing": (["--init_from="], "--init_from is empty"),
     "run folder in use": (["--resume", "LOCKED"], "in use by another process"),
 }
 
@@ -432,6 +434,7 @@ def test_bad_input_is_one_line_and_exit_code_2(name, bad_runs):
     ("sample.py", ["RUN", "--temperature", "nan"], "--temperature"),
     ("sample.py", ["RUN", "--max_new_tokens", "64"], "max_len 64"),
     ("sample.py", ["RUN", "--temperature", "-1"], "--temperature"),
+    ("sample.py", ["RUN", "--n", 10 ** 13, "--max_new_tokens", 3], "out of memory: lower --n"),
     ("eval.py", ["RUN", "--device", "gpu7"], "gpu7"), ("sample.py", ["RUN", "--device", "gpu7"], "gpu7")])
 def test_bad_input_of_the_other_scripts(script, words, said, whole, scripts, tmp_path):
     if "OTHER" in words:                                                        # another vocabulary of the same size
@@ -441,6 +444,13 @@ def test_bad_input_of_the_other_scripts(script, words, said, whole, scripts, tmp
         data_prep.prepare_text([tmp_path / "a.txt"], tmp_path / "OTHER", str(tmp_path / "ranks"), val_frac=0.2)
     done = scripts.run(script, *[whole if w == "RUN" else tmp_path / w if w == "OTHER" else w for w in words])
     assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1 and said in done.stderr, done.stderr
+
+
+def test_a_preset_needs_no_steps(monkeypatch):
+    monkeypatch.setitem(presets.PRESETS, "mine", {"n_layer": 1})
+    options, config, _ = train.parse(["--preset", "mine", "--max_steps", "7"])
+    assert (options.warmup_steps, config["n_layer"]) == (7, 1)
+    assert train.parse(["--preset", "mine"])[0].warmup_steps == train.Options.warmup_steps
 
 
 def test_a_model_file_without_its_classes(monkeypatch):
