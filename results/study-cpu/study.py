@@ -38,7 +38,7 @@ RATES = ((0.005, 0.024, 0.002), (0.01, 0.024, 0.002), (0.005, 0.012, 0.002), (0.
 THEN = {True: ((1, 1, 0.25), (1, 1, 4)),                        # factors of the best: of systems that mix something,
         False: ((0.7, 1, 1), (1.4, 1, 1))}                      # and of the others
 PLAIN = "--no-qk_norm --no-zero_init --optimizer adamw --schedule cosine --mix_lr none"
-PLAIN_RATES = (0.001, 0.002, 0.004)                             # AdamW's, for all parameters
+PLAIN_RATES = (0.002, 0.004, 0.008)                             # AdamW's, for all parameters
 
 
 @dataclass
