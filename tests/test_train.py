@@ -435,6 +435,7 @@ def test_bad_input_is_one_line_and_exit_code_2(name, bad_runs):
     ("sample.py", ["RUN", "--max_new_tokens", "64"], "max_len 64"),
     ("sample.py", ["RUN", "--temperature", "-1"], "--temperature"),
     ("sample.py", ["RUN", "--n", 10 ** 13, "--max_new_tokens", 3], "out of memory: lower --n"),
+    ("sample.py", ["RUN", "--n", 10 ** 20, "--max_new_tokens", 3], f"--n {10 ** 20} is too large"),
     ("eval.py", ["RUN", "--device", "gpu7"], "gpu7"), ("sample.py", ["RUN", "--device", "gpu7"], "gpu7")])
 def test_bad_input_of_the_other_scripts(script, words, said, whole, scripts, tmp_path):
     if "OTHER" in words:                                                        # another vocabulary of the same size

@@ -28,9 +28,7 @@ from nanodepth.devices import autocast  # noqa: E402
 from nanodepth.shards import Writer, write_meta  # noqa: E402
 from nanodepth.tokenizers import load_tokenizer, token_bytes  # noqa: E402
 
-SYSTEMS = {  # name in the table: model and its options
-    "gpt": "gpt", "resformer": "resformer", "muddformer": "muddformer", "denseformer": "denseformer",
-    "attnres": "attnres"}
+SYSTEMS = "gpt", "resformer", "muddformer", "denseformer", "attnres"
 NODES, HOPS, QUESTIONS = 4, 2, 24
 SHAPE = dict(n_layer=4, max_steps=1200, muon_lr=0.007, adamw_lr=0.01, eval_every=100, eval_tokens=65536)
 EOT = 256                                       # of the tokenizer "byte"; 0 ... 127: nodes, 128 + k: the question for k
@@ -97,11 +95,11 @@ def main():
         prepare(out / "data")
     rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
     for seed in range(args.seeds):
-        for system, words in SYSTEMS.items():
+        for system in SYSTEMS:
             if any(row["system"] == system and row["seed"] == seed for row in rows):
                 continue
             run = out / f"{system}-{seed}"
-            loss = publish.train(run, *words.split(), preset="study", data=out / "data", seed=seed, **SHAPE)
+            loss = publish.train(run, system, preset="study", data=out / "data", seed=seed, **SHAPE)
             rows.append({"system": system, "seed": seed, "right": score(run), "loss": loss})
             kept.write_text("".join(json.dumps(row) + "\n" for row in rows))
             print(rows[-1], flush=True)
