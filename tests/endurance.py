@@ -340,8 +340,8 @@ def ranks(folder, names, dtype, measured, **shape):
     Returns rows of losses (model, processes, largest difference to one process in a training loss, in a validation
     loss) and of bytes (model, processes, what, by formula, measured).
     """
-    data, steps, third = prepare(folder), RUN["max_steps"], RUN["max_steps"] // 3
-    losses, sizes = [], []
+    data, steps = prepare(folder), shape.get("max_steps", RUN["max_steps"])
+    third, losses, sizes = steps // 3, [], []
 
     def order(name, kind, copy=None, **changes):
         changes = changes or shape

@@ -24,7 +24,7 @@ def test_kills(tmp_path, n):
 
 def test_ranks(tmp_path):
     """1, 2 and 4 processes, and a run that goes from 2 to 1 to 2: equal losses up to rounding, bytes as computed."""
-    small = dict(d_model=32, d_ff=64)
+    small = dict(d_model=32, d_ff=64, max_steps=12)
     rounded = [name for name in models.names() if settings.of(name, "ROUNDED_DECAY", False)]      # without weight decay
     usual = [name for name in models.names() if name not in rounded]
     losses, sizes = endurance.ranks(tmp_path, usual, "float64", usual[-1:], **small)
