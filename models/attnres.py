@@ -9,9 +9,10 @@ Block form (block_size): the outputs of so many sublayers are summed into one so
 finished blocks, and the running sum of its own block (unless that is empty). block_size=1 is the full form.
 additive (Delta Attention Residuals, arXiv:2605.18855) adds the mean to the residual sum; the head reads that sum alone:
     h_l     = sum_{s<=l} v_s + sum_{s<=l} alpha_{l,s} v_s  for 0 < l < 2L,     h_{2L} = sum_s v_s
-Costs 2 L C parameters, and 4 S C FLOPs per token for a reader of S sources (5 S C if additive), of which it reads S - 1
-anew; RN adds 2 C per source. Reader 0 has a single source and no choice, hence no query here; the paper counts one, C
-parameters more. With additive the head has none either: C less.
+Costs 2 L C parameters. Per token: 2 S C FLOPs for a reader of S sources (3 S C if additive), of which it reads S - 1
+anew; 4 L C for the scores of a source, all readers' in one product (of a running sum: 2 C, for its one reader); 3 C for
+its RN. Reader 0 has a single source and no choice, hence no query here; the paper counts one, C parameters more. With
+additive the head has none either: C less.
 
 Changed from gpt.py: Config, Config.__post_init__, Block.forward, Model.__init__, Model.init_weights, Model.forward
 Equal to gpt.py when: all queries are zero, as they are at the start, up to norm_eps: a uniform mean is the residual sum
@@ -181,19 +182,23 @@ class DepthAttention(nn.Module):
 
     def __init__(self, c):
         super().__init__()
-        self.query = nn.Parameter(torch.empty(2 * c.n_layer - c.additive, c.d_model))       # w_1, w_2, ..
+        self.query = nn.Parameter(torch.empty(2 * c.n_layer - c.additive, c.d_model))       # w_1 .. w_R
         self.eps = c.norm_eps if c.key_norm else None
 
-    def scale(self, v):
-        """1 / rms(v) (B, T): w . RN(v) is scale(v) (w . v)."""
-        if self.eps is None:
-            return 1.0
-        y = v.to(torch.promote_types(v.dtype, torch.float32))
-        return torch.rsqrt(y.square().mean(-1) + self.eps)
+    def key(self, v):
+        """RN(v)."""
+        return v if self.eps is None else F.rms_norm(v, v.shape[-1:], eps=self.eps)
 
-    def forward(self, l, sources, scales):
-        w = self.query[l - 1]
-        return torch.stack([r * (w * v).sum(-1) for v, r in zip(sources, scales)], dim=-1).softmax(-1)
+    def scores(self, v):
+        """w_l . RN(v) of all R readers (B, T, R): a source that stays as it is gets them in one product."""
+        return F.linear(self.key(v), self.query)
+
+    def forward(self, l, scores, partial):
+        """scores: of the sources that stay, (B, T, R) each; partial: the source that is still growing, or None."""
+        scores = [s[..., l - 1] for s in scores]
+        if partial is not None:
+            scores.append((self.query[l - 1] * self.key(partial)).sum(-1))
+        return torch.stack(scores, dim=-1).softmax(-1)
 
 
 class Sources:
@@ -201,17 +206,16 @@ class Sources:
 
     def __init__(self, x, attention, c):
         self.attention, self.config, self.l = attention, c, 0                       # l: the next reader
-        self.done, self.scales, self.partial = [x], [attention.scale(x)], None
+        self.done, self.scores, self.partial = [x], [attention.scores(x)], None
 
     def read(self):
         """h_l (B, T, C)."""
         if self.l == 0:
             return self.done[0]
-        own = [] if self.partial is None else [self.partial]
-        sources, scales = self.done + own, self.scales + [self.attention.scale(v) for v in own]
+        sources = self.done + ([] if self.partial is None else [self.partial])
         if self.l > len(self.attention.query):                                      # the head, if additive
             return sum(sources)
-        alpha = self.attention(self.l, sources, scales).type_as(sources[0])         # else the states would become fp32
+        alpha = self.attention(self.l, self.scores, self.partial).type_as(sources[0])   # else the states would be fp32
         mean = sum(a[..., None] * v for a, v in zip(alpha.unbind(-1), sources))
         return sum(sources) + mean if self.config.additive else mean
 
@@ -221,7 +225,7 @@ class Sources:
         self.l += 1
         if self.l % self.config.block_size == 0:
             self.done.append(self.partial)
-            self.scales.append(self.attention.scale(self.partial))
+            self.scores.append(self.attention.scores(self.partial))
             self.partial = None
 
 
@@ -338,8 +342,9 @@ class Model(nn.Module):
 def costs(c, T):
     """(parameters, forward FLOPs per token, numbers read per token) more than gpt.py's, in a context of T tokens."""
     S = [1 + math.ceil(l / c.block_size) for l in range(1, 2 * c.n_layer + 1)]     # sources of the readers 1 .. 2L
-    n = 2 * c.n_layer - c.additive                                                 # readers with a query
-    flops = (4 + c.additive) * sum(S[:n]) + 2 * (n + 1) * c.key_norm                # the weights and sums, the norms
+    n, done = 2 * c.n_layer - c.additive, 1 + 2 * c.n_layer // c.block_size        # readers with a query, whole sources
+    growing = sum(l % c.block_size > 0 for l in range(1, n + 1))                   # readers of a running sum
+    flops = (2 + c.additive) * sum(S[:n]) + 2 * n * done + 2 * growing + 3 * (done + growing) * c.key_norm
     return n * c.d_model, flops * c.d_model, (sum(S) - len(S)) * c.d_model
 
 

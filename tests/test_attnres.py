@@ -113,34 +113,36 @@ def test_attention_residuals_in_other_forms(block_size, key_norm):
             torch.testing.assert_close(model(idx)[0], reference_logits(stack, p, c, idx), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 8])
-def test_costs(block_size):
-    """No matrix product more than gpt.py; the reads are what the readers see."""
+@pytest.mark.parametrize("block_size, whole", [(1, 9), (3, 3), (8, 2)])
+def test_costs(block_size, whole):
+    """One product per whole source, of 8 readers; the reads are what the readers see."""
     (parameters, flops, read), counted = extra("attnres", block_size=block_size)
     model, seen = models.build("attnres", **SMALL, block_size=block_size), []
     model.depth_attention.register_forward_hook(lambda module, inputs, output: seen.append(output.size(-1)))
     model(torch.zeros(1, 4, dtype=torch.long))
-    assert (parameters, 0) == counted == (2 * 4 * 64, 0) and len(seen) == 2 * 4
-    assert flops == (4 * sum(seen) + 2 * 9) * 64 and read == sum(S - 1 for S in seen) * 64
+    assert counted == (parameters, 2 * 8 * whole * 64) and parameters == 2 * 4 * 64 and len(seen) == 2 * 4
+    assert flops == (2 * sum(seen) + 2 * 8 * whole + 2 * (9 - whole) + 3 * 9) * 64
+    assert read == sum(S - 1 for S in seen) * 64
 
 
 def test_costs_of_delta_attention_residuals():
     """The head reads all 9 sources and weighs none of them."""
     (parameters, flops, read), counted = extra("attnres", additive=True)
-    assert (parameters, 0) == counted == ((2 * 4 - 1) * 64, 0)
-    assert flops == (5 * sum(range(2, 9)) + 2 * 8) * 64 and read == sum(range(1, 9)) * 64
+    assert counted == (parameters, 2 * 7 * 9 * 64) and parameters == (2 * 4 - 1) * 64
+    assert flops == (3 * sum(range(2, 9)) + 2 * 7 * 9 + 3 * 9) * 64 and read == sum(range(1, 9)) * 64
 
 
-@pytest.mark.parametrize("options, residual", [
-    (dict(), 0), (dict(key_norm=False), 0), (dict(block_size=3), 2 + 2 + 1), (dict(additive=True), 9 + 7 + 2)], ids=str)
-def test_counted_flops(options, residual):
-    """All operations on vectors of length C.
+@pytest.mark.parametrize("options, products, residual", [
+    (dict(), 9 * 8, 0), (dict(key_norm=False), 9 * 8, 0), (dict(block_size=3), 3 * 8, 2 + 2 + 1),
+    (dict(additive=True), 9 * 7, 9 + 7)], ids=str)
+def test_counted_flops(options, products, residual):
+    """All operations on vectors of length C, beside the products with w.
 
     What is in no sentence on costs is the residual sum, which gpt has too: into running sums of blocks; additive adds
-    up 9 sources for the head, and the mean to each of 7 sums, and has a norm of the last source that nothing reads.
+    up 9 sources for the head, and the mean to each of 7 sums.
     """
     counted, said = mixing_flops("attnres", **options)
-    assert counted == said + residual * 192
+    assert counted + 2 * products * 192 == said + residual * 192
 
 
 @pytest.mark.parametrize("block_size", [1, 3])

@@ -10,5 +10,4 @@ NEUTRAL = [
 BAD = [
     dict(block_size=0), dict(block_size=7), dict(block_size=2, additive=True),
 ]
-CHANGED = ("for v, r in zip(sources, scales)], dim=-1).softmax(-1)",
-           "for v, r in zip(sources, scales)], dim=-1).mul(2).softmax(-1)")
+CHANGED = ("torch.stack(scores, dim=-1).softmax(-1)", "torch.stack(scores, dim=-1).mul(2).softmax(-1)")
