@@ -20,6 +20,11 @@ def report():
     return runpy.run_path(str(RESULTS / "study-cpu" / "report.py"))
 
 
+@pytest.fixture(scope="module")
+def study():
+    return runpy.run_path(str(RESULTS / "study-cpu" / "study.py"))
+
+
 def test_noise_of_the_study_is_that_of_a_randomised_block_design(report):
     losses = {"gpt": {0: 4.0, 1: 4.3, 2: 4.2}, "one": {0: 3.9, 1: 4.25, 2: 4.0}, "two": {0: 4.1, 1: 4.2, 2: 4.3}}
     table = [list(at.values()) for at in losses.values()]
@@ -90,6 +95,16 @@ def test_saving_has_the_interval_of_the_loss_and_seeds_that_all_lengths_have(sav
     assert rows == [f"| `one` | {interval} |  | 1.00 | {interval} |  |"]
 
 
+def test_the_better_rate_of_the_plain_recipe(report, study, tmp_path, monkeypatch):
+    """By the first seed, where both rates have ended; a rate that is not one of the study's does not count."""
+    monkeypatch.setitem(report["logs"].__globals__, "HERE", tmp_path)
+    for system, seed, rate, loss in (("gpt", 0, 0.002, 4.0), ("gpt", 0, 0.004, 3.9), ("gpt", 1, 0.004, 4.1),
+                                     ("gpt", 0, 0.001, 3.0), ("gpt-gated", 0, 0.002, 3.0)):
+        write_run(tmp_path / "logs" / study["plain_run"](system, seed, rate).name, [9, loss], seed, step=9,
+                  options={"max_steps": 9})
+    assert report["final"](report["plain_groups"]()) == {"gpt": {0: 3.9, 1: 4.1}}
+
+
 def test_signs(report):
     """Below gpt outside of the noise is -1, and holds."""
     losses = {"gpt": {0: 4.0, 1: 4.1}, "low": {0: 3.0, 1: 3.101}, "high": {0: 5.0, 1: 5.1}}
@@ -134,11 +149,6 @@ def test_points_of_the_picture(report, monkeypatch):
                       [[[-0.5, -0.15]], [[-1.0, 0.15]]]]
     low, high = fig.axes[0].get_ylim()
     assert low > high and [t.get_text() for t in fig.axes[0].get_yticklabels()] == ["low", "high"]
-
-
-@pytest.fixture(scope="module")
-def study():
-    return runpy.run_path(str(RESULTS / "study-cpu" / "study.py"))
 
 
 def test_the_rates_of_the_lowest_loss(study, monkeypatch):

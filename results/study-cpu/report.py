@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 import publish  # noqa: E402
 from publish import fill, markdown  # noqa: E402
-from study import DEEP, SYSTEMS  # noqa: E402
+from study import DEEP, PLAIN_RATES, SYSTEMS  # noqa: E402
 
 from nanodepth import curves, pictures  # noqa: E402
 
@@ -53,10 +53,16 @@ def logs(pattern):
     return sorted(map(curves.read_log, ended), key=lambda run: run["seed"])
 
 
-def groups(prefix="", suffix="", systems=SYSTEMS):
+def groups(suffix="", systems=SYSTEMS):
     """{system: its runs} of those that have finished runs of this kind."""
-    found = {name: logs(rf"{prefix}{name}{suffix}-seed\d+") for name in systems}
+    found = {name: logs(rf"{name}{suffix}-seed\d+") for name in systems}
     return {name: runs for name, runs in found.items() if runs}
+
+
+def plain_groups():
+    """{system: its runs on the plain recipe} at the rate that is best for the first seed, once all rates are tried."""
+    found = {name: [logs(rf"plain-{name}-{rate:g}-seed\d+") for rate in PLAIN_RATES] for name in SYSTEMS}
+    return {name: min(each, key=lambda runs: runs[0]["val"][-1]["loss"]) for name, each in found.items() if all(each)}
 
 
 def final(each):
@@ -227,16 +233,17 @@ def front_table(strong):
                       f"{speed[name]:.2f}" if name in speed else ""] for name in strong if name in FRONT])
 
 
-def rates_table():
+def rates_table(kind, head):
+    """All tries: kind matches the names of their logs, and in them the system and the rates."""
     tries = {}
-    for path in sorted((HERE / "logs").glob("tune-*")):
-        system, rates = re.fullmatch(r"tune-(.*?)-(\d[\d.e-]*)", path.name).groups()
-        tries.setdefault(system, {})[rates.replace("-", " ")] = publish.final_loss(path)
+    for path in sorted((HERE / "logs").iterdir()):
+        if found := re.fullmatch(kind, path.name):
+            tries.setdefault(found[1], {})[found[2].replace("-", " ")] = publish.final_loss(path)
     rows = []
     for name, losses in sorted(tries.items()):
         marks = {rates: "**" if loss == min(losses.values()) else "" for rates, loss in losses.items()}
         rows.append([f"`{name}`", "; ".join(f"{m}{rates}: {losses[rates]:.4f}{m}" for rates, m in marks.items())])
-    return markdown(["system", "muon_lr adamw_lr mix_lr: loss after 250 steps"], rows)
+    return markdown(["system", head], rows)
 
 
 def gaps_picture(strong, plain):
@@ -259,8 +266,9 @@ def gaps_picture(strong, plain):
 
 
 def main():
-    strong, plain = groups(), groups("plain-")
-    fill(HERE / "rates.md", rates=rates_table())
+    strong, plain = groups(), plain_groups()
+    fill(HERE / "rates.md", rates=rates_table(r"tune-(.*?)-(\d[\d.e-]*)", "muon_lr adamw_lr mix_lr: loss after 250 steps"),
+         plain=rates_table(r"plain-(.*?)-(\d[\d.e-]*)-seed0", "adamw_lr: loss after 1,000 steps, first seed"))
     tables = {"heads": heads_table}
     if "gpt" in strong:
         tables |= {"main": lambda: main_table(strong), "depth": lambda: depth_table(strong),

@@ -3,8 +3,9 @@
     tune    every system at six triples of rates, a quarter of the length, with a seed of their own
     main    every system at its best rates, --seeds seeds
     length  gpt at other lengths, each with a schedule of its own: how many tokens is an idea worth?
+    half    gpt and muddformer at half of these rates: is a quarter of the length enough to choose them?
     depth   some systems and gpt with 6 and 24 layers
-    plain   the papers' plain recipe: no QK norm, no zero init, AdamW, cosine, one rate; tuned and run as above
+    plain   the papers' plain recipe: no QK norm, no zero init, AdamW, cosine, one rate, of which the better counts
 
 One run at a time, in one thread. It may be killed at any moment: a run goes on from its last checkpoint. The log of a
 finished run is copied to logs/, and what is there is not run again. --stages chooses, and with --systems several
@@ -38,7 +39,7 @@ RATES = ((0.005, 0.024, 0.002), (0.01, 0.024, 0.002), (0.005, 0.012, 0.002), (0.
 THEN = {True: ((1, 1, 0.25), (1, 1, 4)),                        # factors of the best: of systems that mix something,
         False: ((0.7, 1, 1), (1.4, 1, 1))}                      # and of the others
 PLAIN = "--no-qk_norm --no-zero_init --optimizer adamw --schedule cosine --mix_lr none"
-PLAIN_RATES = (0.002, 0.004, 0.008)                             # AdamW's, for all parameters
+PLAIN_RATES = (0.002, 0.004)                                    # AdamW's, for all parameters
 
 
 @dataclass
@@ -69,25 +70,27 @@ def train(run, args):
     return loss
 
 
-def best_rates(system, args, plain=False):
+def best_rates(system, args):
     """The triple of rates with the lowest loss after a quarter of the steps, of as many tries as every system has."""
     def loss(rates):
-        name = f"tune-{'plain-' if plain else ''}{system}-" + "-".join(f"{x:g}" for x in rates)
+        name = f"tune-{system}-" + "-".join(f"{x:g}" for x in rates)
         return train(Run(name, system, TUNING_SEED, rates, STEPS // 4), args)
 
-    if plain:
-        return min([(x,) for x in PLAIN_RATES], key=loss)
     first = min(RATES, key=loss)
     then = [tuple(round(x * f, 6) for x, f in zip(first, factors)) for factors in THEN[system not in MIXES_NOTHING]]
     return min([first, *then], key=loss)
+
+
+def plain_run(system, seed, rate):
+    return Run(f"plain-{system}-{rate:g}-seed{seed}", system, seed, (rate,))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="wiki", help="folder made by data_prep.py, or its name under data/ (wiki)")
     parser.add_argument("--out", type=Path, default=Path("runs/study"), help="where the runs go (runs/study)")
-    parser.add_argument("--stages", nargs="+", default=["main", "length", "depth", "plain"],
-                        help="main length depth plain (all, in this order)")
+    parser.add_argument("--stages", nargs="+", default=["main", "length", "half", "depth", "plain"],
+                        help="main length half depth plain (all, in this order)")
     parser.add_argument("--seeds", type=int, default=SEEDS,
                         help="of the main and length runs (%(default)s); at most 2 of the others")
     parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS), metavar="SYSTEM",
@@ -103,6 +106,9 @@ def main():
         for seed in range(args.seeds):
             for steps in (STEPS // 2, 3 * STEPS // 2, 2 * STEPS):
                 train(Run(f"gpt-{steps}-seed{seed}", "gpt", seed, best["gpt"], steps), args)
+    if "half" in args.stages:
+        for system in (x for x in ("gpt", "muddformer") if x in args.systems):
+            train(Run(f"{system}-half-seed0", system, 0, tuple(x / 2 for x in best[system])), args)
     if "depth" in args.stages:
         for seed in range(min(2, args.seeds)):
             for n_layer in (6, 24):
@@ -110,10 +116,10 @@ def main():
                     name = f"{system}-layers{n_layer}-seed{seed}"
                     train(Run(name, system, seed, best[system], more=dict(n_layer=n_layer)), args)
     if "plain" in args.stages:
-        rates = {system: best_rates(system, args, plain=True) for system in args.systems if system not in STRONG_ONLY}
-        for seed in range(min(2, args.seeds)):
-            for system in rates:
-                train(Run(f"plain-{system}-seed{seed}", system, seed, rates[system]), args)
+        for system in (x for x in args.systems if x not in STRONG_ONLY):
+            rate = min(PLAIN_RATES, key=lambda rate: train(plain_run(system, 0, rate), args))
+            for seed in range(1, min(2, args.seeds)):
+                train(plain_run(system, seed, rate), args)
 
 
 if __name__ == "__main__":
