@@ -2,7 +2,7 @@
 
 Of five systems whose values read the first layer or the embedding, in the first seed: the loss of the targets that can
 be copied from the window and that of all others (nanodepth.record.copying), as trained, and with one layer at a time
-cut off from what its values read there. Writes cuts.json and the table `cuts` of README.md.
+cut off from what its values read there. Writes cuts.json and the table of copying.md.
 """
 import argparse
 import json
@@ -98,7 +98,7 @@ def main():
     args = parser.parse_args()
     found = {system: measure(args.runs / f"{system}-seed0", cuts, args.tokens) for system, cuts in CUTS.items()}
     (HERE / "cuts.json").write_text(json.dumps(found, indent=1) + "\n")
-    publish.fill(HERE / "README.md", cuts=table(found))
+    publish.fill(HERE / "copying.md", cuts=table(found))
 
 
 if __name__ == "__main__":

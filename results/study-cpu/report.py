@@ -1,8 +1,8 @@
 """Tables and pictures of this folder's README, from logs/: python results/study-cpu/report.py
 
-Rewrites what stands between <!-- NAME --> and <!-- end --> in README.md, for NAME of main, heads, saving, baselines,
-depth and claims, in rates.md and in the repository's README.md; draws curves.png, curves-page2.png and gaps.png. Runs
-that are not there yet are left out: it can be called at any time.
+Rewrites what stands between <!-- NAME --> and <!-- end --> in README.md, for NAME of main, saving, baselines, depth and
+claims, in rates.md, in copying.md (heads) and in the repository's README.md; draws curves.png, curves-page2.png and
+gaps.png. Runs that are not there yet are left out: it can be called at any time.
 """
 import json
 import math
@@ -44,6 +44,11 @@ CLAIMS = (  # the first has the lower loss, says
 
 FRONT = ("gpt-gated", "resformer", "satformer", "exoformer", "exoformer-dynamic", "muddformer", "attnres",
          "denseformer", "hyperconnections")                         # in the repository's README
+
+
+TRIES = {                                                           # names of logs with system and rates; head
+    "rates": (r"tune-(.*?)-(\d[\d.e-]*)", "muon_lr adamw_lr mix_lr: loss after 250 steps"),
+    "plain": (r"plain-(.*?)-(\d[\d.e-]*)-seed0", "adamw_lr: loss after 1,000 steps, first seed")}
 
 
 def logs(pattern):
@@ -233,9 +238,9 @@ def front_table(strong):
                       f"{speed[name]:.2f}" if name in speed else ""] for name in strong if name in FRONT])
 
 
-def rates_table(kind, head):
-    """All tries: kind matches the names of their logs, and in them the system and the rates."""
-    tries = {}
+def rates_table(name):
+    """All tries of a kind in TRIES."""
+    (kind, head), tries = TRIES[name], {}
     for path in sorted((HERE / "logs").iterdir()):
         if found := re.fullmatch(kind, path.name):
             tries.setdefault(found[1], {})[found[2].replace("-", " ")] = publish.final_loss(path)
@@ -267,9 +272,9 @@ def gaps_picture(strong, plain):
 
 def main():
     strong, plain = groups(), plain_groups()
-    fill(HERE / "rates.md", rates=rates_table(r"tune-(.*?)-(\d[\d.e-]*)", "muon_lr adamw_lr mix_lr: loss after 250 steps"),
-         plain=rates_table(r"plain-(.*?)-(\d[\d.e-]*)-seed0", "adamw_lr: loss after 1,000 steps, first seed"))
-    tables = {"heads": heads_table}
+    fill(HERE / "rates.md", **{name: rates_table(name) for name in TRIES})
+    fill(HERE / "copying.md", heads=heads_table())
+    tables = {}
     if "gpt" in strong:
         tables |= {"main": lambda: main_table(strong), "depth": lambda: depth_table(strong),
                    "claims": lambda: claims_table(strong, plain), "saving": lambda: saving_table(strong)}
