@@ -46,9 +46,10 @@ FRONT = ("gpt-gated", "resformer", "satformer", "exoformer", "exoformer-dynamic"
          "denseformer", "hyperconnections")                         # in the repository's README
 
 
-TRIES = {                                                           # names of logs with system and rates; head
-    "rates": (r"tune-(.*?)-(\d[\d.e-]*)", "muon_lr adamw_lr mix_lr: loss after 250 steps"),
-    "plain": (r"plain-(.*?)-(\d[\d.e-]*)-seed0", "adamw_lr: loss after 1,000 steps, first seed")}
+TRIES = {  # names of logs, with system and rates; head; the number of tries among which is chosen, which if not all
+    "rates": (r"tune-(?!plain-)(.*?)-(\d[\d.e-]*)", "muon_lr adamw_lr mix_lr: loss after 250 steps", 6, ()),
+    "plain": (r"plain-(.*?)-(\d[\d.e-]*)-seed0", "adamw_lr: loss after 1,000 steps", len(PLAIN_RATES), PLAIN_RATES),
+    "quarter": (r"tune-plain-(.*?)-(\d[\d.e-]*)", "adamw_lr: loss after 250 steps", 0, ())}
 
 
 def logs(pattern):
@@ -84,7 +85,7 @@ def copied(each):
 
 
 def others(each):
-    """{system: {seed: loss}} of the targets that cannot be copied."""
+    """{system: {seed: loss}} of the targets that are not copyable."""
     return {name: {seed: part["others"] for seed, part in parts.items()} for name, parts in copied(each).items()}
 
 
@@ -130,8 +131,8 @@ def gap(losses, a, b="gpt"):
 
 def main_table(strong):
     losses, rest, parts = final(strong), others(strong), copied(strong)
-    return markdown(["system", "seeds", "final loss", "difference to gpt (95%)", "not copied: difference to gpt (95%)",
-                     "copied, loss of each seed"],
+    return markdown(["system", "seeds", "final loss", "difference to gpt (95%)", "others: difference to gpt (95%)",
+                     "copyable: loss of each seed"],
                     [[f"`{name}`", str(len(at)), f"{mean(at.values()):.4f}", gap(losses, name)[0], gap(rest, name)[0],
                       ", ".join(f"{part['repeated']:.2f}" for part in parts.get(name, {}).values())]
                      for name, at in losses.items()])
@@ -198,14 +199,14 @@ def saving_table(strong):
         tokens, times = ([factor(losses(strong), losses(lengths), name, scale) for losses in (final, others)]
                          for scale in (1, speed.get(name)))
         rows.append([f"`{name}`", *tokens, step, *times])
-    return markdown(["system", "tokens, all targets", "tokens, not copied", "time of a step", "time, all targets",
-                     "time, not copied"], rows)
+    return markdown(["system", "tokens, all targets", "tokens, others", "time of a step", "time, all targets",
+                     "time, others"], rows)
 
 
 def baseline_table(strong, plain):
     each = [losses(kind) for kind in (strong, plain) for losses in (final, others)]
-    return markdown(["system", "strong recipe: difference to gpt (95%)", "strong, not copied", "plain recipe",
-                     "plain, not copied", "final loss, plain"],
+    return markdown(["system", "strong recipe: difference to gpt (95%)", "strong, others", "plain recipe",
+                     "plain, others", "final loss, plain"],
                     [[f"`{name}`", *(gap(losses, name)[0] for losses in each), f"{mean(at.values()):.4f}"]
                      for name, at in each[2].items()])
 
@@ -217,7 +218,7 @@ def depth_table(strong):
     def cell(name, losses):
         return f"{mean(losses[name].values()):.4f}" if name == "gpt" and name in losses else gap(losses, name)[0]
 
-    return markdown(["system", *(f"{n} layers{part}" for n in at for part in ("", ", not copied"))],
+    return markdown(["system", *(f"{n} layers{part}" for n in at for part in ("", ", others"))],
                     [[f"`{name}`", *(cell(name, losses) for losses in each)] for name in DEEP])
 
 
@@ -227,34 +228,35 @@ def claims_table(strong, plain):
         cells = [gap(losses(each), a, b) for each in (strong, plain) for losses in (final, others)]
         if any(text for text, _ in cells):
             rows.append([f"`{a}` below `{b}`", source, *(text + words[sign] for text, sign in cells)])
-    return markdown(["claim", "by", "strong recipe", "strong, not copied", "plain recipe", "plain, not copied"], rows)
+    return markdown(["claim", "by", "strong recipe", "strong, others", "plain recipe", "plain, others"], rows)
 
 
 def front_table(strong):
     """What the repository's README shows: both differences, and the speed of a step."""
     all_targets, rest, speed = final(strong), others(strong), speeds()
-    return markdown(["system", "all targets", "not copied", "speed"],
+    return markdown(["system", "all targets", "others", "speed"],
                     [[f"`{name}`", gap(all_targets, name)[0], gap(rest, name)[0],
                       f"{speed[name]:.2f}" if name in speed else ""] for name in strong if name in FRONT])
 
 
 def rates_table(name):
-    """All tries of a kind in TRIES."""
-    (kind, head), tries = TRIES[name], {}
+    """All tries of a kind in TRIES; the best is bold where all are there among which a system's best is chosen."""
+    (kind, head, n, choice), tries = TRIES[name], {}
     for path in sorted((HERE / "logs").iterdir()):
         if found := re.fullmatch(kind, path.name):
             tries.setdefault(found[1], {})[found[2].replace("-", " ")] = publish.final_loss(path)
     rows = []
-    for name, losses in sorted(tries.items()):
-        marks = {rates: "**" if loss == min(losses.values()) else "" for rates, loss in losses.items()}
-        rows.append([f"`{name}`", "; ".join(f"{m}{rates}: {losses[rates]:.4f}{m}" for rates, m in marks.items())])
+    for system, losses in sorted(tries.items()):
+        counted = [loss for rates, loss in losses.items() if not choice or float(rates) in choice]
+        marks = {rates: "**" if len(counted) == n and loss == min(counted) else "" for rates, loss in losses.items()}
+        rows.append([f"`{system}`", "; ".join(f"{m}{rates}: {losses[rates]:.4f}{m}" for rates, m in marks.items())])
     return markdown(["system", head], rows)
 
 
 def gaps_picture(strong, plain):
-    """Differences to gpt with their intervals, of both recipes: of all targets, and of those that cannot be copied."""
+    """Differences to gpt with their intervals, of both recipes: of all targets, and of the others."""
     (fig, (axes,)), names = pictures.figure(1, 2, (11, 5), sharey=True), [name for name in strong if name != "gpt"]
-    for ax, title, losses in zip(axes, ("all targets", "targets that cannot be copied"), (final, others)):
+    for ax, title, losses in zip(axes, ("all targets", "all but the copyable ones"), (final, others)):
         for shift, label, each in ((-0.15, "strong recipe", strong), (0.15, "plain recipe", plain)):
             found = {i: difference(losses(each), name, "gpt") for i, name in enumerate(names)}
             found = {i: both for i, both in found.items() if both}
