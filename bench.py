@@ -45,7 +45,7 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 import models  # noqa: E402
 from nanodepth import presets, timing  # noqa: E402
 from nanodepth.devices import (cast_weights, choose_dtype, find_device, machine_errors, out_of_memory,  # noqa: E402
-                               peak_flops)
+                               peak_flops, processor)
 from nanodepth.options import Parser, UserError, parse_spec, pick, run_script, user_errors  # noqa: E402
 from nanodepth.timing import Row  # noqa: E402
 
@@ -380,10 +380,7 @@ def chip(device):
     """The name of the GPU, or of the CPU with the number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []                  # of Linux
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor()}, {torch.get_num_threads()} threads"
+    return f"{processor()}, {torch.get_num_threads()} threads"
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """Devices: which one, what it can do, how much it holds, and the processes that share the work."""
 import errno
 import os
+import platform
 import re
 import resource
 import sys
 import time
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -100,6 +102,14 @@ def make_deterministic():
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch._inductor.config.deterministic = True                             # kernels are not chosen by timing them
+
+
+def processor():
+    """The name of the CPU."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []                  # of Linux
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 def peak_flops(device):

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 import models
-from nanodepth.devices import disk_full, out_of_memory
+from nanodepth.devices import disk_full, out_of_memory, processor
 from nanodepth.options import UserError, one_line, user_errors
 
 CHECKPOINT = {  # what must be in it; the rest are the options, the model's and the data's own fields
@@ -222,7 +222,7 @@ class Run:
             "data": {"path": str(data.path), "fingerprint": data.fingerprint, "meta": data.meta},
             "command": [sys.executable, *sys.argv], "git": git_state(),
             "gpu": torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else None,
-            "ranks": ranks.world, "id": os.urandom(4).hex(),
+            "cpu": processor(), "ranks": ranks.world, "id": os.urandom(4).hex(),
             "versions": {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}}
         if run.writes:
             (path / "source").mkdir()

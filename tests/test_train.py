@@ -39,6 +39,8 @@ def test_log_and_run_folder(whole, data):
         assert r["ppl"] == pytest.approx(math.exp(r["loss"])) and r["tokens"] == 128 * r["step"]
     config = json.loads((whole / "config.json").read_text())
     assert config["model_config"]["d_model"] == 32 and config["options"]["seed"] == 0 and config["versions"]["torch"]
+    info = Path("/proc/cpuinfo")
+    assert config["cpu"] in info.read_text() if info.exists() else "cpu" in config
     assert config["data"]["meta"]["shards"] and config["command"][1].endswith("train.py")
     for name in ("train.py", "muon.py", "models/gpt.py"):
         assert (whole / "source" / Path(name).name).read_bytes() == (ROOT / name).read_bytes()
