@@ -1,6 +1,7 @@
 """results/study-cpu: statistics, tables and choice of rates, by hand."""
 import json
 import math
+import re
 import runpy
 import statistics
 import sys
@@ -168,3 +169,21 @@ def test_what_a_plain_run_gets(study, monkeypatch, tmp_path):
     (words, options), = seen
     assert list(words) == ["gpt", "--gate", "elementwise", "--preset", "study", *study["PLAIN"].split()]
     assert options == dict(data="d", seed=3, max_steps=1000, eval_every=250, adamw_lr=0.5)
+
+
+def test_what_the_stages_run(study, monkeypatch):
+    """All runs of a queue, in order; the better rate of the plain recipe gets the second seed."""
+    seen, names = [], study["main"].__globals__
+    monkeypatch.setitem(names, "best_rates", lambda system, args: (0.01, 0.02, 0.004))
+    monkeypatch.setitem(names, "train", lambda run, args: seen.append(run) or -run.rates[0])
+    monkeypatch.setattr(sys, "argv", ["study.py", "--systems", "gpt", "kern"])
+    study["main"]()
+    assert [run.name for run in seen] == [
+        *(f"{system}-seed{seed}" for seed in range(3) for system in ("gpt", "kern")),
+        *(f"gpt-{steps}-seed{seed}" for seed in range(3) for steps in (500, 1500, 2000)), "gpt-half-seed0",
+        *(f"gpt-layers{n}-seed{seed}" for seed in range(2) for n in (6, 24)),
+        "plain-gpt-0.002-seed0", "plain-gpt-0.004-seed0", "plain-gpt-0.004-seed1"]
+    by = {run.name: run for run in seen}
+    assert by["gpt-half-seed0"].rates == (0.005, 0.01, 0.002) and by["plain-gpt-0.004-seed1"].rates == (0.004,)
+    assert by["gpt-500-seed2"].steps == 500 and by["gpt-layers24-seed1"].more == {"n_layer": 24}
+    assert {run.rates for name, run in by.items() if not re.search("half|plain", name)} == {(0.01, 0.02, 0.004)}
