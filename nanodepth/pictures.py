@@ -171,7 +171,7 @@ def draw_curves(rows, groups, baseline):
     axes["time"].set_ylim(axes["tokens"].get_ylim())
     other = f"difference to {baseline if len(baseline) < 25 else 'the baseline'}"
     words = {"tokens": ("training tokens (millions)", "validation loss (nats per token)"),
-             "time": ("minutes of training, at the median speed", ""),
+             "time": ("minutes of training, at one speed per system", ""),
              "lead": ("minutes of training", f"{other} at equal times"),
              "gap": ("training tokens (millions)", f"{other} at equal tokens (nats per token)")}
     for key, ax in axes.items():
