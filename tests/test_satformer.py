@@ -47,7 +47,7 @@ def test_equations(options):
 
 
 def test_reference_depends_on_every_parameter():
-    depends_on_every_parameter(satformer, *setup("satformer", **OWN))
+    depends_on_every_parameter(satformer, *setup("satformer", **{**OWN, "value_act": "sigmoid"}))
 
 
 def test_softmax_gates_at_zero_are_resformer():

@@ -1,6 +1,6 @@
 """What the generic tests run of sas.py beside its defaults."""
 CASES = [
-    dict(n_sim=2, d_sim=8, kernel=1, gate="headwise"), dict(n_sim=1, d_sim=14, n_kv_head=4, qk_norm=False),
+    dict(n_sim=2, d_sim=8, kernel=1, n_kv_head=4, gate="headwise"), dict(n_sim=1, d_sim=14, n_kv_head=4, qk_norm=False),
     dict(simulation="projection"), dict(simulation="projection", n_sim=2, n_kv_head=1, gate="elementwise"),
 ]
 NEUTRAL = [
