@@ -221,6 +221,7 @@ class HyperConnection(nn.Module):
         return (x @ W) * torch.rsqrt(square + self.eps)
 
 
+@torch.compiler.nested_compile_region                               # compiled once, not once per sublayer
 def sinkhorn(z, steps):
     """A doubly stochastic a[i] M[i, s] b[s] from M = exp(z), z (..., n, n): `steps` times, b makes the sum of every
     column one, then a that of every row."""
