@@ -166,7 +166,7 @@ def add_options(parser, title, cls, defaults):
     Flags that are not given are missing from the parsed namespace. defaults: shown instead of the fields' own.
     """
     group = parser.add_argument_group(title)
-    notes = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(cls), re.M))
+    notes = dict(re.findall(r"^    (\w+): .*? # (.*)$", inspect.getsource(cls), re.M))
     types = typing.get_type_hints(cls)
     for f in fields(cls):
         kind, *optional = typing.get_args(types[f.name]) or (types[f.name],)

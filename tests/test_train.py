@@ -4,6 +4,7 @@ import ctypes
 import json
 import math
 import os
+import re
 import resource
 import shutil
 import signal
@@ -481,6 +482,7 @@ def test_help_shows_the_model_options(scripts):
     own = {f.name for f in fields(models.module(name).Config)} - {f.name for f in fields(models.module("gpt").Config)}
     done = scripts.run("train.py", "--model", name, "--help")
     assert done.returncode == 0 and own and all(f"--{option} " in done.stdout for option in own | {"muon_lr"})
+    assert not re.search(r"--\w+ [A-Z]+ *\[", done.stdout), "an option without a text"
 
 
 @pytest.fixture(scope="session")
