@@ -154,11 +154,12 @@ def split_params(model):
 def mixes(model):
     """The parameters that mix, across layers above all: whatever a plain Transformer does not have.
 
-    That is split_params' rest without embeddings, head, norms (modules with names that end in "norm") and biases.
+    That is split_params' rest without embeddings, head, norms (modules whose name ends in "norm", or whose class's name
+    in "Norm") and biases of nn.Linear.
     """
     usual = {id(p) for name, m in model.named_modules() for p in m.parameters(recurse=False)
              if isinstance(m, nn.Embedding) or name == "head" or name.endswith("norm")
-             or isinstance(m, nn.Linear) and p.ndim == 1}
+             or type(m).__name__.endswith("Norm") or isinstance(m, nn.Linear) and p.ndim == 1}
     return [p for p in split_params(model)[1] if id(p) not in usual]
 
 
@@ -199,8 +200,11 @@ def set_states(optimizers, model, states, step):
 
 
 def get_state(optimizer, model):
-    """The state of each parameter, {number: {name: tensor}}; numbered in the model's order, matrices first."""
-    return {i: optimizer.state[p] for i, p in enumerate(in_order(optimizer, model)) if p in optimizer.state}
+    """The state of each parameter, {number: {name: tensor}}; numbered in the model's order, matrices first.
+
+    Empty for one that never got a gradient.
+    """
+    return {i: optimizer.state.get(p, {}) for i, p in enumerate(in_order(optimizer, model))}
 
 
 def set_state(optimizer, model, state, step):
@@ -211,8 +215,8 @@ def set_state(optimizer, model, state, step):
     renumbered = {i: state[n] for i, n in enumerate(own) if n in state}
     optimizer.load_state_dict({**optimizer.state_dict(), "state": renumbered})
     if step and (bare := [n for n, p in model.named_parameters() if id(p) in number and p not in optimizer.state]):
-        raise ValueError(f"{bare[0]} has no optimizer state: it never got a gradient, or the file is damaged")
-    if step and len({frozenset(s) for s in optimizer.state.values()}) > 1:
+        raise ValueError(f"{bare[0]} has no optimizer state")
+    if step and len({frozenset(s) for s in optimizer.state.values() if s}) > 1:
         raise ValueError("optimizer state is missing")
     for p in optimizer.state:
         for t in optimizer.state[p].values():

@@ -5,7 +5,7 @@ A model file defines `Config` (a dataclass) and `Model(config)`; gpt.py shows th
 import math
 import re
 import typing
-from dataclasses import fields
+from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 
@@ -17,10 +17,39 @@ def names():
 
 
 def module(name):
-    """The module of one model. ValueError if there is no such file."""
+    """The module of one model. ValueError if there is no such file, or if it is not a model file."""
     if name not in names():
         raise ValueError(f"no model {name!r}: choose from {', '.join(names())}")
-    return import_module(f"{__name__}.{name}")
+    try:
+        found = import_module(f"{__name__}.{name}")
+        wrong = defect(found)
+    except (SyntaxError, ImportError, ValueError) as e:
+        wrong = e
+    if wrong:
+        raise ValueError(f"models/{name}.py: {wrong}")
+    return found
+
+
+def defect(found):
+    """What a model file lacks, in a line, or None: Model, and Config, whose fields become options."""
+    for name in ("Config", "Model"):
+        if not hasattr(found, name):
+            return f"no class {name}: models/gpt.py shows what a model file needs"
+    if not is_dataclass(found.Config):
+        return "Config must be a @dataclass"
+    types = typing.get_type_hints(found.Config)
+    for f in fields(found.Config):
+        if f.default is MISSING or len(kinds(types[f.name])) != 1 or kinds(types[f.name])[0] not in (
+                int, float, bool, str):
+            return f"Config.{f.name} must have a default and be int, float, bool or str (or one of them | None)"
+    for name, value in vars(found.Config).items():
+        if name not in types and name[:1] != "_" and isinstance(value, (int, float, str)):
+            return f"Config.{name} needs a type to be an option: {name}: {type(value).__name__} = {value!r}"
+
+
+def kinds(hint):
+    """The types that a type hint allows, without None."""
+    return [kind for kind in typing.get_args(hint) or (hint,) if kind is not type(None)]
 
 
 def baseline(name):
@@ -39,8 +68,10 @@ def build(name, **config):
     for key, value in config.items():
         if type(value) is int and value > (10_000 if key == "n_layer" else 2 ** 31):
             raise ValueError(f"{key} {value:,} is too large")
-        if type(value) is float and not 0 <= value < math.inf:
-            raise ValueError(f"{key} must be a number from 0 on, not {value}")
+        if type(value) is float and not math.isfinite(value):
+            raise ValueError(f"{key} must be finite, not {value}")
+        if type(value) is float and value < 0 and hasattr(module("gpt").Config, key):
+            raise ValueError(f"{key} must not be negative, not {value}")
     return mod.Model(mod.Config(**config))
 
 
@@ -48,6 +79,6 @@ def check_types(cls, values):
     """ValueError for the first of `values` that is not of the type of its field of the dataclass `cls`."""
     types = typing.get_type_hints(cls)                                      # f.type may be a text
     for f in fields(cls):
-        kinds, value = typing.get_args(types[f.name]) or (types[f.name],), values.get(f.name, f.default)
-        if not (type(value) in kinds or type(value) is int and float in kinds):
-            raise ValueError(f"{f.name} must be {' or '.join(k.__name__ for k in kinds)}, not {value!r}")
+        allowed, value = typing.get_args(types[f.name]) or (types[f.name],), values.get(f.name, f.default)
+        if not (type(value) in allowed or type(value) is int and float in allowed):
+            raise ValueError(f"{f.name} must be {' or '.join(k.__name__ for k in allowed)}, not {value!r}")

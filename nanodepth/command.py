@@ -1,5 +1,5 @@
 """From the words of train.py's command line to its options: presets, runs that go on, weights of another run."""
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import models
@@ -36,11 +36,10 @@ def parse(argv, Options, description, constant_until):
     preset = presets.find(asked.preset or old["options"].get("preset", Options.preset))
     defaults = {**preset, **old["options"], **old["model_config"]}
     with user_errors():
-        module = models.module(model)
-    for name in ("Config", "Model"):
-        if not hasattr(module, name):
-            raise UserError(f"models/{model}.py has no class {name}: models/gpt.py shows what a model file needs")
-    config_class = module.Config
+        config_class = models.module(model).Config
+    for f in fields(config_class):
+        if hasattr(Options, f.name):
+            raise UserError(f"models/{model}.py: Config.{f.name} is an option of train.py too: take another name")
     parser = Parser("train.py", description=description, epilog=f"models: {', '.join(models.names())}\n"
                                                                 f"presets: {', '.join(presets.PRESETS)}")
     add_options(parser, "training", Options, defaults)

@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import sys
+import traceback
 import typing
 from contextlib import contextmanager
 from dataclasses import fields
@@ -46,12 +47,18 @@ class UserError(ValueError):
 
 @contextmanager
 def user_errors(prefix=""):
-    """A ValueError in this block is the user's to put right: it becomes a UserError, the prefix before its message."""
+    """A ValueError in this block is the user's to put right: it becomes a UserError, the prefix before its message.
+
+    Unless it comes from a model file, and from no `raise` of that: then it is a bug of the file.
+    """
     try:
         yield
     except UserError:
         raise
     except ValueError as e:
+        in_models = [at for at in traceback.extract_tb(e.__traceback__) if Path(at.filename).parent.name == "models"]
+        if in_models and not in_models[-1].line.startswith("raise"):
+            raise
         raise UserError(f"{prefix}{one_line(e)}") from None
 
 
@@ -169,18 +176,29 @@ def add_options(parser, title, cls, defaults):
     notes = dict(re.findall(r"^    (\w+): .*? # (.*)$", inspect.getsource(cls), re.M))
     types = typing.get_type_hints(cls)
     for f in fields(cls):
-        kind, *optional = typing.get_args(types[f.name]) or (types[f.name],)
-        default = defaults.get(f.name, f.default)
+        (kind,), default = models.kinds(types[f.name]), defaults.get(f.name, f.default)
         text = f"{notes.get(f.name, '')} [{'none' if default is None else default}]".replace("%", "%%")
         if kind is bool:
             group.add_argument(f"--{f.name}", action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS,
                                help=text)
         else:
-            def convert(s, kind=kind, optional=optional):
-                return None if optional and s.lower() == "none" else kind(s)
-            convert.__name__ = kind.__name__
-            group.add_argument(f"--{f.name}", type=convert, default=argparse.SUPPRESS, help=text,
+            group.add_argument(f"--{f.name}", type=reader(types[f.name]), default=argparse.SUPPRESS, help=text,
                                metavar={int: "N", float: "X"}.get(kind, f.name.upper()))
+
+
+def reader(hint):
+    """A function that makes a value of this type, perhaps | None, of a word; ValueError if it is none."""
+    kind, = models.kinds(hint)
+
+    def read(word):
+        if word.lower() == "none" and hint is not kind:
+            return None
+        if kind is bool and word.lower() not in ("true", "false"):
+            raise ValueError(word)
+        return word.lower() == "true" if kind is bool else kind(word)
+
+    read.__name__ = kind.__name__                                           # for argparse's messages
+    return read
 
 
 def pick(cls, values):
@@ -200,10 +218,9 @@ def parse_spec(spec):
         key, equals, value = word.partition("=")
         if key not in types or not equals:
             raise UserError(f"{spec}: {name} has no option {word!r} (option=value)")
-        kind = {bool: lambda s: {"true": True, "false": False}[s.lower()], str: str, float: float}.get(types[key], int)
         try:
-            options[key] = kind(value)
-        except (ValueError, KeyError):
+            options[key] = reader(types[key])(value)
+        except ValueError:
             raise UserError(f"{spec}: {value!r} is not a value of {key}") from None
     return name, options
 

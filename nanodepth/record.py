@@ -48,7 +48,10 @@ def stats(name, model, idx):
 
     From probes/NAME.py; without it the mean output gates, if there are modules block.attn.gate.
     """
-    return getattr(probes.find(name), "stats", gate_stats)(model, idx)
+    found = getattr(probes.find(name), "stats", gate_stats)(model, idx)
+    if not all(isinstance(x, float) for numbers in found.values() for x in numbers):
+        raise TypeError(f"stats() of probes/{name}.py must return {{name: [a float per layer]}}, not {found}")
+    return found
 
 
 def gate_stats(model, idx):

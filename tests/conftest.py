@@ -58,6 +58,11 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    for name in models.names():
+        try:
+            models.module(name)
+        except ValueError as e:
+            pytest.exit(str(e), returncode=pytest.ExitCode.USAGE_ERROR)
     config.option.loadscopereorder = False          # else xdist starts with the files that have the most tests
     config.addinivalue_line("markers", "quick: in less than a minute, for people who hack")
     config.addinivalue_line("markers", "full: slow; runs with --full only")

@@ -50,6 +50,12 @@ def tokens(*shape):
     return torch.randint(TINY["vocab_size"], shape, generator=torch.Generator().manual_seed(1))
 
 
+def seeded(model, *inputs):
+    """A forward pass whose dropout, in somebody's own model, is the same every time."""
+    torch.manual_seed(0)
+    return model(*inputs)
+
+
 def need(name, thing, *attributes):
     """Models of the repository have it; somebody's own may not."""
     missing = [a for a in attributes if not hasattr(thing, a)]
@@ -115,10 +121,13 @@ def test_causal_later_tokens_do_not_change_earlier_logits(name, options):
     model, idx = build(name, options), tokens(2, 16)
     model = model.double() if rounding else model
     changed = idx.clone()
-    changed[:, 9] = (changed[:, 9] + 1) % TINY["vocab_size"]
-    before, after = model(idx)[0], model(changed)[0]
-    torch.testing.assert_close(after[:, :9], before[:, :9], rtol=0, atol=rounding)
-    assert ((before - after)[:, 9:].abs().amax(dim=(0, 2)) > 1e-6).all()
+    changed[0, 9] = (changed[0, 9] + 1) % TINY["vocab_size"]
+    for mode in (model.train(), model.eval()):
+        before, after = seeded(mode, idx)[0], seeded(mode, changed)[0]
+        torch.testing.assert_close(after[0, :9], before[0, :9], rtol=0, atol=rounding)
+        torch.testing.assert_close(after[1], before[1], rtol=0, atol=rounding,
+                                   msg=f"models/{name}.py: a text changes the logits of another one in its batch")
+    assert ((before - after)[0, 9:].abs().amax(dim=1) > 1e-6).all()
 
 
 @every_case
@@ -169,9 +178,10 @@ def test_loss_is_the_mean_over_targets_that_are_not_ignored(name):
     torch.testing.assert_close(loss, nll)
     assert model(idx)[0].requires_grad and not logits.requires_grad   # else backward makes zeros as large as the logits
     if "z_loss" in fields(name):
-        plain = model.train()(idx, targets)
+        plain = seeded(model.train(), idx, targets)
         model.config.z_loss = 0.1
-        torch.testing.assert_close(model(idx, targets)[1], plain[1] + 0.1 * logits.logsumexp(-1).square().mean())
+        z_loss = 0.1 * plain[0].logsumexp(-1).square().mean()
+        torch.testing.assert_close(seeded(model, idx, targets)[1], plain[1] + z_loss)
 
 
 @every_model
@@ -200,13 +210,13 @@ def test_matrices_of_the_head_are_padded_and_their_padding_is_cut_off(name):
 def test_bf16_autocast_is_close(name, options):
     """The residual stream is bf16 all the way, the loss is fp32."""
     model, idx, targets = build(name, options).train(), tokens(2, 16), tokens(2, 16).roll(1, 1)
-    loss, seen = model(idx, targets)[1], []
+    loss, seen = seeded(model, idx, targets)[1], []
     if settings.belongs(name):
         model.final_norm.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].dtype))
     with torch.autocast("cpu", torch.bfloat16):
-        rough = model(idx, targets)[1]
+        rough = seeded(model, idx, targets)[1]
     rough.backward()
-    assert all(p.grad.isfinite().all() for p in model.parameters())
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
     assert rough.dtype == torch.float32 and abs(rough - loss) < 0.03 * loss
     assert set(seen) <= {torch.bfloat16}
 
@@ -235,21 +245,23 @@ def test_matrices_in_bf16_give_the_logits_of_autocast(name):
         want, got = model(idx)[0], cast_weights(model, "bf16")(idx)[0]
     assert (got - want).abs().max() <= 0.05 * want.abs().max()
     changed = {p.dtype for key, p in model.named_parameters() if key.endswith(("embed.weight", "norm.weight"))}
-    assert changed == {torch.bfloat16, torch.float32} and cast_weights(model, "fp32") is model
+    assert changed == {torch.bfloat16, torch.float32} or not settings.belongs(name)
+    assert cast_weights(model, "fp32") is model
 
 
 @every_case
 def test_every_parameter_gets_a_gradient_after_two_steps_and_has_moved_after_five(name, options):
     model = build(name, options, randomise=False, **({"zero_init": False} if "zero_init" in fields(name) else {}))
     train_steps(model, 3)                                              # two steps, and the backward pass of the third
-    for key, p in model.named_parameters():
-        assert p.grad is not None and p.grad.abs().max() > 0, key
+    trained = [(key, p) for key, p in model.named_parameters() if p.requires_grad]
+    for key, p in trained:
+        assert p.grad is not None and p.grad.abs().max() > 0, f"models/{name}.py: {key} gets no gradient"
     # zeros in front of zeros take a step each to wake up
     model = build(name, options, randomise=False)
     before = copy.deepcopy(dict(model.named_parameters()))
     train_steps(model, 6, "muon")
     for key, p in model.named_parameters():
-        assert not torch.equal(p, before[key]), key
+        assert not torch.equal(p, before[key]) or not p.requires_grad, key
 
 
 @every_case
@@ -285,7 +297,7 @@ def test_save_load_and_stats(name, options, tmp_path):
     again.load_state_dict(torch.load(tmp_path / "w.pt", weights_only=True))
     assert torch.equal(model(tokens(2, 8))[0], again(tokens(2, 8))[0])
     stats = record.stats(name, model, tokens(2, 8))
-    assert all(isinstance(x, float) for numbers in stats.values() for x in numbers) and all(stats.values())
+    assert all(stats.values())
     assert stats or not probes.find(name)
 
 
@@ -321,6 +333,20 @@ def test_what_the_baseline_has_too_starts_as_there(name):
                 assert abs(own[key].abs().max() / base[key].abs().max() - 1) < 0.2, key
 
 
+@every_case
+def test_every_parameter_and_buffer_gets_a_value(name, options):
+    """Memory that nothing has been written to holds nan here. A tensor that is neither would stay behind on the CPU."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        model = build(name, options, randomise=False)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for key, t in (*model.named_parameters(), *model.named_buffers()):
+        assert t.isfinite().all(), f"models/{name}.py: {key} has no finite initial value: see init_weights"
+    plain = [f"{type(m).__name__}.{key}" for m in model.modules() for key, x in vars(m).items() if torch.is_tensor(x)]
+    assert not plain, f"models/{name}.py: {plain[0]} is a plain tensor: use register_buffer or nn.Parameter"
+
+
 @every_model
 @pytest.mark.parametrize("n_layer", [12, 48])
 def test_the_final_norm_is_one_at_the_start(name, n_layer):
@@ -329,7 +355,8 @@ def test_the_final_norm_is_one_at_the_start(name, n_layer):
     need(name, model, "final_norm")
     model.final_norm.register_forward_hook(lambda module, inputs, output: seen.append(output))
     model(tokens(2, 8))
-    assert abs(seen[0].square().mean().sqrt() - 1) < 0.02
+    rms = seen[0].square().mean().sqrt().item()
+    assert abs(rms - 1) < 0.02, f"models/{name}.py: with {n_layer} layers norm_eps is not small against the states"
 
 
 @every_model

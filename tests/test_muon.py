@@ -232,18 +232,30 @@ def test_what_mixes():
     assert {names[id(p)] for p in muon.mixes(net)} == wanted and names.keys() >= {id(p) for p in muon.mixes(net)}
 
 
-def test_a_parameter_that_never_got_a_gradient_is_named():
+def test_a_parameter_that_never_got_a_gradient_can_be_resumed():
+    """Unused, or frozen: it has no state then as now. If the others have none, something is missing."""
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
             self.blocks, self.unused = nn.ModuleList([nn.Linear(4, 4)]), nn.Parameter(torch.ones(3))
+            self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
     net = Net()
     opts = muon.optimizers(net, "muon", 0.02, 0.003, 0.1)
     net.blocks[0](torch.ones(2, 4)).sum().backward()
     for opt in opts:
         opt.step()
-    with pytest.raises(ValueError, match="unused has no optimizer state: it never got a gradient"):
-        muon.set_states(opts, net, [{"state": muon.get_state(opt, net)} for opt in opts], 1)
+    saved = muon.get_states(opts, net)
+    again = muon.optimizers(net, "muon", 0.02, 0.003, 0.1)
+    muon.set_states(again, net, saved, 1)
+    assert again[0].state[net.blocks[0].weight] and not again[1].state.get(net.unused)
+    net.blocks[0](torch.ones(2, 4)).sum().backward()
+    net.unused.grad = torch.ones(3)
+    for opt in again:
+        opt.step()
+    assert (net.unused < 1).all() and (net.frozen == 1).all()
+    del saved[1]["state"][1]
+    with pytest.raises(ValueError, match="frozen has no optimizer state"):
+        muon.set_states(again, net, saved, 1)
 
 
 @pytest.mark.parametrize("kind", ["muon", "adamw"])

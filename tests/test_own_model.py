@@ -120,6 +120,53 @@ def test_a_parameter_a_module_and_a_changed_mechanism(copy):
     assert line in " ".join(printed.split())
 
 
+def test_a_mistake_of_the_file_is_a_line(copy):
+    """In train.py, and for pytest, whatever is asked for; but a bug of the file keeps its traceback."""
+    def said(source, *words):
+        (copy / "models" / "mine.py").write_text(source)
+        done = subprocess.run([sys.executable, *words], cwd=copy, capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+    train, gpt = ("train.py", "--model", "mine", "--data", "tiny", "--device", "cpu"), text("gpt")
+    broken = replaced(gpt, ("class Config:", "class Config"))
+    error = f"models/mine.py: expected ':' (mine.py, line {gpt[:gpt.index('class Config:')].count(chr(10)) + 1})"
+    assert said(broken, *train) == (2, f"train.py: error: {error}\n")
+    code, printed = said(broken, "-m", "pytest", "-q", "-k", "gpt")
+    assert code == 4 and error in printed and len(printed) < 200
+    missing = replaced(gpt, ("import math\n", "import math\nimport nopackage\n"))
+    assert said(missing, *train) == (2, "train.py: error: models/mine.py: No module named 'nopackage'\n")
+    taken = replaced(gpt, ("    zero_init: bool", "    seed: int = 0\n    zero_init: bool"))
+    assert said(taken, *train) == (
+        2, "train.py: error: models/mine.py: Config.seed is an option of train.py too: take another name\n")
+    bug = replaced(gpt, ("        self.init_weights()\n", "        a, b = 1, 2, 3\n        self.init_weights()\n"))
+    code, printed = said(bug, *train)
+    assert code == 1 and printed.endswith("ValueError: too many values to unpack (expected 2)\n")
+
+
+def test_other_habits_are_no_mistakes(copy):
+    """Dropout, a frozen embedding, nn.LayerNorm under other names; such a run can be read and go on."""
+    source = replaced(text("gpt"), (
+        "        self.init_weights()\n", "        self.ln_e = nn.LayerNorm(c.d_model)\n        self.init_weights()\n"
+        "        self.embed.weight.requires_grad_(False)\n"),
+        ('module.endswith("norm"):', 'module.endswith("norm") or name == "ln_e.weight":'),
+        ("            else:\n                raise",
+         '            elif name == "ln_e.bias":\n                p.zero_()\n            else:\n                raise'),
+        ("x = self.embed(idx)", "x = F.dropout(self.ln_e(self.embed(idx)), 0.1, self.training)"))
+    try_out(copy, {"mine": source})
+    run(copy, "train.py", "--resume", "runs/mine-tiny/before_decay")
+
+
+def test_options_may_be_negative_and_none(copy):
+    """The run can be read again. What stands in name:option=value is read as behind a flag."""
+    (copy / "models" / "mine.py").write_text(replaced(text("gpt"), ("    zero_init: bool", (
+        "    bias: float = -2.0\n    tau: float | None = None\n    zero_init: bool"))))
+    words = [word for key, value in TINY.items() for word in (f"--{key}", str(value))]
+    run(copy, "train.py", "--model", "mine", "--out", "runs/a", "--bias", "-1.5", "--tau", "0.5", *words)
+    run(copy, "sample.py", "runs/a", "--max_new_tokens", "3")
+    printed, _ = run(copy, "-m", "models", "mine", "tau=0.5", "bias=-1", "n_layer=2")
+    assert "parameters (+0" in printed
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("form", [text, changed], ids=["unchanged", "changed"])
 def test_copies_of_every_model(copy, form):
@@ -127,20 +174,35 @@ def test_copies_of_every_model(copy, form):
 
 
 def test_errors_say_what_to_write(copy):
-    """A change that the docstring does not announce, and wrong claims of costs() and neutral()."""
+    """A change that the docstring does not announce, wrong claims of costs() and neutral(), and usual mistakes."""
     wrong = {"costs": "costs(c, T):\n    return 7, 0, 0", "neutral": "neutral(model):\n    model.shift.data.fill_(1.0)"}
     files = {f"mine_{name}": replaced(with_a_parameter(), ("\n\nif __name__", f"\n\ndef {claim}\n\n\nif __name__"))
              for name, claim in wrong.items()}
     files["mine_module"] = replaced(with_a_module(), ("Block.__init__, Block.forward, ", ""))
+    wide = ("        self.init_weights()\n", "        self.wide = torch.ones(c.d_model)\n        self.init_weights()\n")
+    mistakes = {
+        "batch": ([("x = self.embed(idx)", "x = (self.embed(idx) + self.embed(idx).roll(1, 0))")],
+                  "causal_later_tokens_do_not_change_earlier_logits", "a text changes the logits of another one"),
+        "plain": ([wide, ("x = self.embed(idx)", "x = (self.embed(idx) * self.wide)")],
+                  "every_parameter_and_buffer_gets_a_value", "Model.wide is a plain tensor: use register_buffer"),
+        "empty": ([("    p.zero_()\n            elif module", "    pass\n            elif module")],
+                  "every_parameter_and_buffer_gets_a_value", "shift has no finite initial value: see init_weights"),
+        "idle": ([("(self.embed(idx) + self.shift)", "self.embed(idx)")],
+                 "every_parameter_gets_a_gradient_after_two_steps_and_has_moved_after_five", "shift gets no gradient")}
+    files |= {f"mine_{name}": replaced(text("gpt") if name in ("batch", "plain") else with_a_parameter(), *pairs)
+              for name, (pairs, *_) in mistakes.items()}
     for name, source in files.items():
         (copy / "models" / f"{name}.py").write_text(source)
-    tests = [f"tests/test_models.py::{test}[{name}-default]" for name, test in (
+    tests = [f"tests/test_models.py::test_{test}[mine_{name}-default]" for name, (_, test, _) in mistakes.items()]
+    tests += [f"tests/test_models.py::{test}[{name}-default]" for name, test in (
         ("mine_costs", "test_costs_are_the_counted_parameters"),
         ("mine_neutral", "test_neutral_setting_equals_the_baseline"))]
     tests += ["tests/test_copies.py::test_unannounced_pieces_equal_the_baseline[mine_module]"]
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", *tests], cwd=copy, capture_output=True, text=True)
-    assert done.returncode == 1 and "3 failed" in done.stdout, done.stdout
+    assert done.returncode == 1 and "7 failed" in done.stdout, done.stdout
     assert "Changed from gpt.py: Block.__init__, Block.forward, Model.init_weights" in done.stdout
+    for name, (*_, said) in mistakes.items():
+        assert re.search(rf"models/mine_{name}.py: {said}", done.stdout), done.stdout
     for name in wrong:
         line = next(line for line in done.stdout.splitlines() if f"{name}() of models/mine_{name}.py" in line)
         assert "correct or remove it" in line

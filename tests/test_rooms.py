@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import settings
@@ -54,7 +55,8 @@ def test_every_module_can_be_imported_first():
 
 def test_lines_have_at_most_120_characters():
     """Of all files but a user's own models."""
-    own = {ROOT / "models" / f"{name}.py" for name in models.names() if not settings.belongs(name)}
+    own = {ROOT / room / f"{name}.py" for name in models.names() if not settings.belongs(name)
+           for room in ("models", "probes", "tests/settings")}
     rooms = ("models", "nanodepth", "probes", "tests", "results")
     paths = {*ROOT.glob("*.py"), *(path for room in rooms for path in (ROOT / room).rglob("*.py"))} - own
     found = [f"{path.relative_to(ROOT)}:{i}" for path in sorted(paths)
@@ -99,10 +101,27 @@ def test_the_report_of_legal_options(words, said, scripts):
     assert not found or float(found[1]) < 1e-7
 
 
+@pytest.mark.parametrize("text, said", [
+    ("class Model: pass", "no class Config: models/gpt.py"), ("class Config: pass", "no class Model"),
+    ("class Model: pass\nclass Config: a: int = 1", "Config must be a @dataclass"), *(
+        (f"class Model: pass\n@dataclass\nclass Config:\n    {field}", said) for field, said in (
+            ("a: int", "Config.a must have a default and be int, float, bool or str"),
+            ("a: tuple = (1, 2)", "Config.a must have a default and be"),
+            ("a: int | str = 1", "Config.a must have a default and be"),
+            ("a: list | None = None", "Config.a must have a default and be"),
+            ("a = 16", "Config.a needs a type to be an option: a: int = 16"),
+            ("a: int = 1\n    b: None | float = None\n    def c(self): pass\n    _d = 2", None)))])
+def test_what_a_model_file_must_have(text, said):
+    file = ModuleType("mine")
+    exec(f"from dataclasses import dataclass\n{text}", vars(file))
+    wrong = models.defect(file)
+    assert wrong is said or wrong.startswith(said) and "\n" not in wrong
+
+
 def test_build_names_what_is_wrong():
     for options, said in ((dict(nothing=1), "gpt has no option nothing"),
                           (dict(n_layer="2"), "n_layer must be int, not '2'"),
-                          (dict(norm_eps=-1.0), "norm_eps must be a number from 0 on, not -1.0"),
-                          (dict(rope_theta=float("nan")), "rope_theta must be a number from 0 on, not nan")):
+                          (dict(norm_eps=-1.0), "norm_eps must not be negative, not -1.0"),
+                          (dict(rope_theta=float("nan")), "rope_theta must be finite, not nan")):
         with pytest.raises(ValueError, match=said):
             models.build("gpt", **options)

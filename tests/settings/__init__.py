@@ -8,22 +8,26 @@ CHANGED   (text, its replacement) in the model's file, which then has another me
 ROUNDED_DECAY  True where a gradient is only rounding, whose signs decide on cautious weight decay: ranks without it
 COMPILED  dicts of options with which a run is compiled with inductor in test_train.py; `--full` compiles every model
 
-A model with such a file belongs to the repository and is held to all of its habits. One without is somebody's own: what
+A model in README's table belongs to the repository and is held to all of its habits. Any other is somebody's own: what
 it does not have (a cache, a final_norm) is skipped, and its docstring may leave its changes unsaid.
 """
+import re
 from importlib import import_module
 from pathlib import Path
 
 import models
 
+README = (Path(__file__).parents[2] / "README.md").read_text()
+
 
 def belongs(name):
-    return Path(__file__).with_name(f"{name}.py").exists()
+    return re.search(rf"^\| `{name}` \| .*\[", README, re.M) is not None
 
 
 def of(name, what, default=()):
     """One of the above of one model."""
-    return getattr(import_module(f"settings.{name}"), what, default) if belongs(name) else default
+    there = Path(__file__).with_name(f"{name}.py").exists()
+    return getattr(import_module(f"settings.{name}"), what, default) if there else default
 
 
 def pairs(what):
