@@ -5,7 +5,6 @@ import runpy
 from dataclasses import fields
 from pathlib import Path
 
-import pytest
 import settings
 import torch
 from analysis import random_model, tokens

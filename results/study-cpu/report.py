@@ -269,7 +269,7 @@ def gaps_picture(strong, plain):
         ax.grid(axis="y", alpha=0.3, lw=0.6)
     axes[0].set(yticks=range(len(names)), yticklabels=names)
     axes[0].invert_yaxis()
-    axes[0].legend()
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return fig
 
 
