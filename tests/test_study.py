@@ -37,11 +37,27 @@ def test_noise_of_the_study_is_that_of_a_randomised_block_design(report):
     value, half = report["difference"](losses, "one", "gpt")
     assert value == pytest.approx(-0.35 / 3) and half == pytest.approx(2.776 * sd * math.sqrt(2 / 3))
     assert report["gap"](losses, "one") == (f"{value:+.4f} ± {half:.4f}", -1 if abs(value) > half else 0)
-    losses["three"] = {0: 3.8}                      # one run: its mean takes it, yet its difference has an interval
-    assert report["noise"](losses) == (pytest.approx(sd), 4)
-    value, half = report["difference"](losses, "three", "gpt")
-    assert value == pytest.approx(-0.2) and half == pytest.approx(2.776 * sd * math.sqrt(2))
     assert report["difference"](losses, "four", "gpt") is None and report["gap"](losses, "gpt") == ("", None)
+    losses |= {"four": {7: 3.8}, "five": {8: 3.9}}                          # no run beside them, so no difference
+    assert report["difference"](losses, "four", "gpt") is report["difference"](losses, "four", "five") is None
+    assert report["difference"](losses, "one", "gpt") == (pytest.approx(value), pytest.approx(half))
+
+
+def test_a_seed_of_two_systems_tells_something_of_the_third(report):
+    """Least squares by hand: seeds 0 and 1 give one - gpt with variance 1 (of a run's), two - gpt with 1, covariance
+    1/2; seed 2 gives one - gpt with variance 2. Together one - gpt has the weights 2 : 1 and the variance 2/3, and two -
+    gpt moves by half of what one - gpt moves: by a sixth of the difference of its two values; variance 1 - 1/4 + 1/6.
+    """
+    losses = {"gpt": {0: 4.0, 1: 4.3, 2: 4.2}, "one": {0: 3.9, 1: 4.25, 2: 4.0}, "two": {0: 4.1, 1: 4.2}}
+    sd, degrees = report["noise"](losses)
+    assert degrees == 3
+    for name, wanted, variance in (("one", (2 * -0.075 - 0.2) / 3, 2 / 3), ("two", 0 + (-0.2 - -0.075) / 6, 11 / 12)):
+        value, half = report["difference"](losses, name, "gpt")
+        assert value == pytest.approx(wanted) and half == pytest.approx(3.182 * sd * math.sqrt(variance), rel=1e-3)
+    losses["three"] = {0: 3.8}                      # one run: its mean takes it, yet its difference has an interval
+    assert report["noise"](losses) == (pytest.approx(sd), 3)
+    assert report["difference"](losses, "one", "gpt")[0] == pytest.approx((2 * -0.075 - 0.2) / 3)
+    assert report["difference"](losses, "three", "gpt")[1] > 3.182 * sd
 
 
 def test_noise_needs_two_systems_with_two_seeds(report):
@@ -83,16 +99,16 @@ def test_saving_by_hand(saved, report):
 
 
 def test_saving_has_the_interval_of_the_loss_and_seeds_that_all_lengths_have(saved):
-    """Two seeds of gpt at its length and of a system, one of gpt at twice the length: the second seed is left out.
+    """Two seeds of gpt at its length and of a system, which is 0.49 below; one of gpt at twice the length, 1 below.
 
     What a mean per system and one per seed leave over is 0.005 each of four times, with one degree of freedom: a run's
-    standard deviation is 0.01, half of the interval of one pair 12.706 * 0.01 * sqrt(2) = 0.180.
+    standard deviation is 0.01, half of the interval of two pairs 12.706 * 0.01 = 0.127.
     """
     rows = saved({"gpt": "gpt", "one": "one"}, (("gpt", "gpt", 1.0), ("one", "gpt", 1.0)), {
         "gpt-seed0": (400, 4.0), "gpt-seed1": (400, 4.02), "gpt-2000-seed0": (800, 3.0),
         "one-seed0": (400, 3.5), "one-seed1": (400, 3.54)})
-    low, high = 2 ** (0.5 - 0.1797), 2 ** (0.5 + 0.1797)
-    interval = f"1.41 ({low:.2f} to {high:.2f})"
+    low, high = 2 ** (0.49 - 0.1271), 2 ** (0.49 + 0.1271)
+    interval = f"1.40 ({low:.2f} to {high:.2f})"
     assert rows == [f"| `one` | {interval} |  | 1.00 | {interval} |  |"]
 
 
@@ -145,7 +161,7 @@ def test_points_of_the_picture(report, monkeypatch):
             return iter(("gpt", "low", "high"))
 
     fig = report["gaps_picture"](Runs(-0.25), Runs(-0.5))
-    points = [[line.get_xydata().tolist() for line, *_ in ax.containers] for ax in fig.axes]
+    points = [[line.get_xydata().round(9).tolist() for line, *_ in ax.containers] for ax in fig.axes]
     assert points == [[[[-0.25, -0.15], [0.25, 0.85]], [[-0.5, 0.15], [0.5, 1.15]]],
                       [[[-0.5, -0.15]], [[-1.0, 0.15]]]]
     low, high = fig.axes[0].get_ylim()

@@ -90,34 +90,44 @@ def others(each):
     return {name: {seed: part["others"] for seed, part in parts.items()} for name, parts in copied(each).items()}
 
 
-def noise(losses):
-    """(standard deviation of one run, degrees of freedom): what a mean per system and one per seed leave of the losses.
+def design(losses):
+    """(X, y) of {system: {seed: loss}}: a row a run, with a 1 for its system and a 1 for its seed; y has its loss.
 
-    losses: {system: {seed: loss}}. This is a randomised block design: the seeds, hence the batches, are the blocks, and
-    all systems share one standard deviation, which three seeds of one system alone would leave almost unknown.
+    This is a randomised block design: the seeds, hence the batches, are the blocks, and all systems share one standard
+    deviation, which three seeds of one system alone would leave almost unknown.
     """
     rows = [(system, seed, loss) for system, at in losses.items() for seed, loss in at.items()]
-    names, seeds = ([row[i] for row in rows] for i in (0, 1))
-    design = np.array([[system == name for name in losses] + [seed == s for s in sorted(set(seeds))]
-                       for system, seed in zip(names, seeds)], dtype=float)
-    y = np.array([loss for *_, loss in rows])
-    left = len(y) - np.linalg.matrix_rank(design)
-    rest = y - design @ np.linalg.lstsq(design, y, rcond=None)[0]
+    seeds = sorted({seed for _, seed, _ in rows})
+    X = [[system == name for name in losses] + [seed == s for s in seeds] for system, seed, _ in rows]
+    return np.array(X, dtype=float), np.array([loss for *_, loss in rows])
+
+
+def noise(losses):
+    """(standard deviation of one run, degrees of freedom): what a mean per system and one per seed leave of the losses.
+    """
+    X, y = design(losses)
+    left = len(y) - np.linalg.matrix_rank(X)
+    rest = y - X @ np.linalg.lstsq(X, y, rcond=None)[0]
     return (math.sqrt(rest @ rest / left) if left else None), int(left)
 
 
 def difference(losses, a, b):
-    """(mean difference of a to b over the seeds that both have, half of its 95% interval by noise()); None if none."""
-    gaps = [loss - losses[b][seed] for seed, loss in losses.get(a, {}).items() if seed in losses.get(b, {})]
-    if not gaps:
+    """(difference of a to b, half of its 95% interval by noise(), or None); None where nothing compares them.
+
+    By least squares on design(): the mean difference over the seeds, if all systems have the same ones. If some have
+    more, the others gain from them what these say of a and b.
+    """
+    if a not in losses or b not in losses:
         return None
-    return mean(gaps), half_interval(losses, len(gaps))
-
-
-def half_interval(losses, seeds):
-    """Half of the 95% interval of a difference of two systems in their mean over so many seeds; None if unknown."""
+    X, y = design(losses)
+    contrast = np.zeros(X.shape[1])
+    contrast[list(losses).index(a)] += 1
+    contrast[list(losses).index(b)] -= 1
+    weights = contrast @ np.linalg.pinv(X)                                  # of the runs in the difference
+    if not np.allclose(weights @ X, contrast):
+        return None
     sd, left = noise(losses)
-    return None if sd is None else curves.t95(left) * sd * math.sqrt(2 / seeds)
+    return float(weights @ y), None if sd is None else curves.t95(left) * sd * math.sqrt(weights @ weights)
 
 
 def gap(losses, a, b="gpt"):
@@ -181,11 +191,11 @@ def saving_table(strong):
 
     def factor(losses, ends, name, scale):
         """Times gpt's tokens, times scale, as text: from {system: {seed: loss}} and {length: {seed: gpt's loss}}."""
-        seeds = set(losses.get(name, ())).intersection(*ends.values())
-        if not seeds or scale is None:
+        seeds, found = set(ends.get(1, ())).intersection(*ends.values()), difference(losses, name, "gpt")
+        if not seeds or not found or scale is None:
             return ""
-        loss, half = mean(losses[name][seed] for seed in seeds), half_interval(losses, len(seeds))
         points = sorted((times, mean(at[seed] for seed in seeds)) for times, at in ends.items())
+        loss, half = dict(points)[1] + found[0], found[1]
 
         def text(x):
             found, (first, most), (last, _) = curves.tokens_needed(points, x), points[0], points[-1]
