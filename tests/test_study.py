@@ -45,8 +45,8 @@ def test_noise_of_the_study_is_that_of_a_randomised_block_design(report):
 
 def test_a_seed_of_two_systems_tells_something_of_the_third(report):
     """Least squares by hand: seeds 0 and 1 give one - gpt with variance 1 (of a run's), two - gpt with 1, covariance
-    1/2; seed 2 gives one - gpt with variance 2. Together one - gpt has the weights 2 : 1 and the variance 2/3, and two -
-    gpt moves by half of what one - gpt moves: by a sixth of the difference of its two values; variance 1 - 1/4 + 1/6.
+    1/2; seed 2 gives one - gpt with variance 2. Together one - gpt has the weights 2 : 1 and the variance 2/3, and
+    two - gpt moves by half of what one - gpt moves, a sixth of the difference of its values; variance 1 - 1/4 + 1/6.
     """
     losses = {"gpt": {0: 4.0, 1: 4.3, 2: 4.2}, "one": {0: 3.9, 1: 4.25, 2: 4.0}, "two": {0: 4.1, 1: 4.2}}
     sd, degrees = report["noise"](losses)
