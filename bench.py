@@ -109,8 +109,11 @@ def options(argv):
 
 def shape_of(spec, args, shape):
     """The shape of the gpt to compare with; no weights are made. UserError for a wrong spec."""
-    with torch.device("meta"):
-        return Row(spec, args, shape).shape
+    with torch.device("meta"), user_errors():
+        row = Row(spec, args, shape)
+        if args.decode:
+            models.cache_class(row.name)
+    return row.shape
 
 
 def plan(specs, args, shape):
@@ -158,7 +161,7 @@ def compare(row, base, args, rates):
             each.times.append(each.step())
     for each in pair:
         each.peak = each.peak_bytes()
-    if args.new_tokens:
+    if args.new_tokens and hasattr(row.model, "generate"):
         for each in pair:
             each.decode()                                                           # compiles
         for i in range(args.rounds):
@@ -189,7 +192,7 @@ def result(row, base, args, rate, bandwidth):
             "compile_s": row.first - median(steps) if args.compile else None, "graph_breaks": row.breaks}
     if args.bytes:
         out |= {"kernel_bytes": row.bytes, "extra_kernel_bytes": row.bytes - base.bytes}
-    if args.new_tokens:
+    if row.decode_times:
         first, each = zip(*row.decode_times)
         out |= {"first_token_s": median(first), "decode_tokens_per_s": 1 / median(each),
                 "decode_ratio": timing.ratio(each, [e for _, e in base.decode_times])}

@@ -141,14 +141,19 @@ def momentum_at(step, max_steps, peak=0.95, start=0.85):
 
 
 def split_params(model):
-    """(matrices, rest): the weights of all nn.Linear inside model.blocks, and every other parameter.
+    """(matrices, rest): the weights of all nn.Linear inside model.blocks, and every other parameter; each once.
 
     A model whose paper sends other modules to Muon as well lists them in `muon_modules` (see exoformer.py).
+    ValueError if there is no such module.
     """
-    inside = [m for name in getattr(model, "muon_modules", ("blocks",)) for m in model.get_submodule(name).modules()]
-    matrices = [m.weight for m in inside if isinstance(m, nn.Linear)]
-    chosen = {id(p) for p in matrices}
-    return matrices, [p for p in model.parameters() if id(p) not in chosen]
+    chosen = {}
+    for name in getattr(model, "muon_modules", ("blocks",)):
+        if not isinstance(getattr(model, name, None), nn.Module):
+            raise ValueError(f"Model has no module {name}: name what Muon trains, muon_modules = (\"layers\",), as in "
+                             "models/exoformer.py, and make it an nn.ModuleList")
+        linear = [m for m in getattr(model, name).modules() if isinstance(m, nn.Linear)]
+        chosen |= {id(m.weight): m.weight for m in linear if isinstance(m.weight, nn.Parameter)}
+    return list(chosen.values()), [p for p in model.parameters() if id(p) not in chosen]
 
 
 def mixes(model):

@@ -12,7 +12,7 @@ import torch
 import models
 import nanodepth
 from nanodepth.devices import autocast, cast_weights, find_device, machine_errors
-from nanodepth.options import Parser, UserError, run_folder, run_script
+from nanodepth.options import Parser, UserError, run_folder, run_script, user_errors
 
 
 def parse(argv):
@@ -100,6 +100,8 @@ def main(argv):
     args = parse(argv)
     device = find_device(args.device)
     model, tokenizer, config = nanodepth.load(args.run, device)
+    with user_errors():
+        Cache = models.cache_class(config["model"])
     dtype = config["options"]["dtype"]
     cast_weights(model, dtype)
     prompt = read_prompt(args, tokenizer, model.config.max_len)
@@ -108,7 +110,7 @@ def main(argv):
         idx = torch.tensor([prompt] * args.n, device=device)
         samples, shown = [[] for _ in range(args.n)], 0
         with autocast(device, dtype):
-            cache = models.module(config["model"]).Cache(model, args.n, len(prompt) + args.max_new_tokens)
+            cache = Cache(model, args.n, len(prompt) + args.max_new_tokens)
             for new in tokens_of(model, cache, idx, args, generator, tokenizer.eot_token):
                 for tokens, (token,) in zip(samples, new.tolist()):
                     tokens.append(token)

@@ -191,9 +191,10 @@ def main(argv):
     data = Data(folder)
     batches = Batches(data, options, ranks, getattr(models.module(options.model).Model, "micro_tokens", 32768))
     model = build_model(options, config, flags, data, ranks.device)
-    optimizers = muon.optimizers(
-        model, options.optimizer, options.muon_lr, options.adamw_lr, options.weight_decay, options.second_moment,
-        torch.bfloat16 if options.dtype == "bf16" else None, options.mix_lr)
+    with user_errors(f"models/{options.model}.py: "):
+        optimizers = muon.optimizers(
+            model, options.optimizer, options.muon_lr, options.adamw_lr, options.weight_decay, options.second_moment,
+            torch.bfloat16 if options.dtype == "bf16" else None, options.mix_lr)
     wrapped = ranks.wrap(model)
     if options.resume:
         run = runs.Run.resume(options, flags, model, data, ranks, partial(muon.set_states, optimizers, model))
@@ -237,8 +238,7 @@ def main(argv):
         seconds = time.perf_counter() - began
         speed, lr = options.batch_tokens / seconds, optimizers[0].param_groups[0]["lr"]
         row = {"loss": loss, "lr": lr, "grad_norm": grad_norm, "ms": seconds * 1000, "tok_s": speed}
-        if peak:
-            row["mfu"] = speed * flops / (peak * ranks.world)
+        row |= {"mfu": speed * flops / (peak * ranks.world)} if peak else {}
         run.log("train", step + 1, **row)
         console.trained(step + 1, row)
         if signalled:

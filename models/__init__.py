@@ -1,11 +1,13 @@
 """The registry: every .py file in this folder is a model under its file name. Drop in a file and it exists.
 
-A model file defines `Config` (a dataclass) and `Model(config)`; gpt.py shows the whole contract.
+A model file defines `Config`, a dataclass with vocab_size and max_len, and `Model(config)` with config, blocks (or
+muon_modules) and forward; with a `Cache` it also writes text. gpt.py shows the whole contract.
 """
 import math
 import re
+import traceback
 import typing
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields
 from importlib import import_module
 from pathlib import Path
 
@@ -20,11 +22,16 @@ def module(name):
     """The module of one model. ValueError if there is no such file, or if it is not a model file."""
     if name not in names():
         raise ValueError(f"no model {name!r}: choose from {', '.join(names())}")
+    if "." in name:
+        raise ValueError(f"models/{name}.py: a model's name has no dot")
     try:
         found = import_module(f"{__name__}.{name}")
         wrong = defect(found)
-    except (SyntaxError, ImportError, ValueError) as e:
-        wrong = e
+    except SyntaxError as e:
+        wrong = e                                                           # has the line
+    except Exception as e:
+        lines = [at.lineno for at in traceback.extract_tb(e.__traceback__) if Path(at.filename).stem == name]
+        wrong = f"{type(e).__name__}: {e}{f' (line {lines[-1]})' if lines else ''}"
     if wrong:
         raise ValueError(f"models/{name}.py: {wrong}")
     return found
@@ -35,16 +42,20 @@ def defect(found):
     for name in ("Config", "Model"):
         if not hasattr(found, name):
             return f"no class {name}: models/gpt.py shows what a model file needs"
-    if not is_dataclass(found.Config):
+    if "__dataclass_fields__" not in vars(found.Config):                    # a base's are not its own
         return "Config must be a @dataclass"
     types = typing.get_type_hints(found.Config)
+    for name in ("vocab_size", "max_len"):
+        if name not in types:
+            return f"Config has no field {name}, which the scripts need by this name"
     for f in fields(found.Config):
         if f.default is MISSING or len(kinds(types[f.name])) != 1 or kinds(types[f.name])[0] not in (
                 int, float, bool, str):
             return f"Config.{f.name} must have a default and be int, float, bool or str (or one of them | None)"
     for name, value in vars(found.Config).items():
-        if name not in types and name[:1] != "_" and isinstance(value, (int, float, str)):
-            return f"Config.{name} needs a type to be an option: {name}: {type(value).__name__} = {value!r}"
+        if name not in types and name[:1] != "_" and isinstance(value, (int, float, str, tuple, type(None))):
+            kind = "float | None" if value is None else type(value).__name__
+            return f"Config.{name} needs a type to be an option: {name}: {kind} = {value!r}"
 
 
 def kinds(hint):
@@ -72,7 +83,18 @@ def build(name, **config):
             raise ValueError(f"{key} must be finite, not {value}")
         if type(value) is float and value < 0 and hasattr(module("gpt").Config, key):
             raise ValueError(f"{key} must not be negative, not {value}")
-    return mod.Model(mod.Config(**config))
+    model = mod.Model(mod.Config(**config))
+    if not hasattr(model, "config"):
+        raise ValueError(f"models/{name}.py: Model needs self.config = config")
+    return model
+
+
+def cache_class(name):
+    """The Cache of a model file. ValueError if it has none: then it can be trained and scored, but writes no text."""
+    found = getattr(module(name), "Cache", None)
+    if found is None:
+        raise ValueError(f"models/{name}.py has no class Cache to write text with: see Cache and generate in gpt.py")
+    return found
 
 
 def check_types(cls, values):

@@ -48,7 +48,11 @@ def main(words):
     name, options = parse_spec(":".join(words or ["gpt"]))
     module, base = models.module(name), models.baseline(name)
     config, n, T, flops = sizes(name, options)
-    _, n0, _, flops0 = sizes(base, same_shape(module.Config, models.module(base).Config, options))
+    try:
+        _, n0, _, flops0 = sizes(base, same_shape(module.Config, models.module(base).Config, options))
+    except ValueError as e:
+        print(f"{n:,} parameters; {flops:,.0f} forward FLOPs per token in a context of {T:,}; no such {base}.py: {e}")
+        return 0
     mixing = f", {module.costs(config, T)[1] / flops0:+.3%} by costs()" if hasattr(module, "costs") else ""
     print(f"{n:,} parameters ({n - n0:+,} = {n / n0 - 1:+.3%} against {base}.py); {flops:,.0f} forward FLOPs per token "
           f"in a context of {T:,} ({flops / flops0 - 1:+.3%} in matrix products{mixing})")

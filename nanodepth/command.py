@@ -56,6 +56,8 @@ def parse(argv, Options, description, constant_until):
         chosen["warmup_steps"] = min(chosen.get(name, getattr(Options, name)) for name in ("warmup_steps", "max_steps"))
     with user_errors():
         options = Options(**chosen)
+        if options.sample_every:
+            models.cache_class(model)
     if asked.resume and "max_steps" in flags and flags["max_steps"] != defaults["max_steps"]:
         check_length(options, replace(options, max_steps=defaults["max_steps"]), checkpoint["step"], constant_until)
     return options, config, flags

@@ -81,7 +81,8 @@ class HarnessLM(TemplateLM):
         if self.seq_len > self.model.config.max_len:
             raise UserError(f"--seq_len {seq_len} is longer than max_len {self.model.config.max_len} of {run}")
         self.autocast = autocast(self._device, config["options"]["dtype"])
-        self.Cache = models.module(config["model"]).Cache
+        with user_errors():
+            self.Cache = models.cache_class(config["model"])
 
     @property
     def eot_token_id(self):

@@ -48,7 +48,10 @@ def stats(name, model, idx):
 
     From probes/NAME.py; without it the mean output gates, if there are modules block.attn.gate.
     """
+    training = model.training
+    model.eval()                                    # no dropout, and no step of a moving average
     found = getattr(probes.find(name), "stats", gate_stats)(model, idx)
+    model.train(training)
     if not all(isinstance(x, float) for numbers in found.values() for x in numbers):
         raise TypeError(f"stats() of probes/{name}.py must return {{name: [a float per layer]}}, not {found}")
     return found
@@ -262,13 +265,14 @@ def nothing(*_):
 
 def observe(model, idx, targets, quiet, probe=None):
     """{name: tensor, a mean over the tokens of idx (B, T)}: everything that measure() makes its numbers from."""
-    heads, L = [], len(model.blocks)
+    heads = []
 
     def whole(weights):                                     # not those of attention in blocks of a window
         if weights.size(0) == len(idx) and weights.shape[2:] == 2 * idx.shape[1:]:
             heads.append((*attention_numbers(weights, quiet), *induction(weights, idx)))
     with recorded(model, probe) as record, SeeAttention(whole):
         model(idx)
+    L = len(model.blocks)
     if len(record.reads) != 2 * L + 1 or len(record.outputs) != 2 * L + 1:
         raise ValueError("a block does not call its attn_norm, attn, mlp_norm and mlp once each: it cannot be watched")
     if not all(x.isfinite().all() for x in record.hidden):

@@ -122,7 +122,7 @@ class Row:
     def cache(self, length):
         """A cache for batch 1, and all tensors in it but the position."""
         with self.autocast:
-            cache = models.module(self.name).Cache(self.model, 1, length)
+            cache = models.cache_class(self.name)(self.model, 1, length)
         return cache, tensors_of(cache)
 
     @torch.no_grad()

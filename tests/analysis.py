@@ -2,6 +2,7 @@
 import json
 
 import pytest
+import settings
 import torch
 import torch.nn.functional as F
 
@@ -25,7 +26,7 @@ def double():
 def random_model(name, **options):
     """In eval mode, float64, with no parameter at its initial value."""
     torch.manual_seed(1)
-    model = models.build(name, **{**SHAPE, **options}).eval()
+    model = models.build(name, **settings.fitting(name, SHAPE) | options).eval()
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p) * 0.2)

@@ -19,9 +19,11 @@ from lm_eval.api.instance import Instance  # noqa: E402
 import data_prep  # noqa: E402
 import eval as eval_py  # noqa: E402
 import models  # noqa: E402
+import settings  # noqa: E402
 from forked import within  # noqa: E402
 from nanodepth import harness, runs  # noqa: E402
 from nanodepth.shards import Data  # noqa: E402
+from test_models import need  # noqa: E402
 
 PAIR = models.names()[0], models.names()[-1]
 ROOT = Path(__file__).parent.parent
@@ -31,7 +33,7 @@ SHAPE = dict(vocab_size=300, n_layer=3, n_head=4, n_kv_head=2, d_model=32, d_ff=
 def save_run(folder, name, tokenizer="byte", **options):
     """A run folder with a random model in which no parameter is at its initial value."""
     torch.manual_seed(0)
-    model = models.build(name, **{**SHAPE, **options})
+    model = models.build(name, **settings.fitting(name, SHAPE) | options)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p) * (0.2 if p.ndim > 1 else 0.1))
@@ -68,6 +70,7 @@ PAIRS = [("Question: why?\nAnswer:", " because"), ("Question: why?\nAnswer:", " 
 
 @pytest.mark.parametrize("name", models.names())
 def test_loglikelihood(name, tmp_path):
+    need(name, models.module(name), "Cache")
     lm = harness.HarnessLM(save_run(tmp_path / "run", name), device="cpu")
     model = runs.load(tmp_path / "run")[0]
     wanted = []
@@ -134,6 +137,7 @@ def test_rolling(tmp_path):
 
 @pytest.mark.parametrize("name", models.names())
 def test_generate_until(name, tmp_path):
+    need(name, models.module(name), "Cache")
     lm = harness.HarnessLM(save_run(tmp_path / "run", name, vocab_size=257), device="cpu")
     model = runs.load(tmp_path / "run")[0].double()
 

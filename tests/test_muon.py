@@ -232,6 +232,21 @@ def test_what_mixes():
     assert {names[id(p)] for p in muon.mixes(net)} == wanted and names.keys() >= {id(p) for p in muon.mixes(net)}
 
 
+def test_matrices_that_blocks_share_are_one_and_computed_ones_none():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+            self.blocks[1].weight = self.blocks[0].weight
+            self.blocks.append(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)))
+    net = Net()
+    matrices, rest = muon.split_params(net)
+    assert [id(p) for p in matrices] == [id(net.blocks[0].weight)] and len(rest) == len(list(net.parameters())) - 1
+    del net.blocks
+    with pytest.raises(ValueError, match="Model has no module blocks: name what Muon trains"):
+        muon.split_params(net)
+
+
 def test_a_parameter_that_never_got_a_gradient_can_be_resumed():
     """Unused, or frozen: it has no state then as now. If the others have none, something is missing."""
     class Net(nn.Module):

@@ -134,7 +134,12 @@ def test_a_mistake_of_the_file_is_a_line(copy):
     code, printed = said(broken, "-m", "pytest", "-q", "-k", "gpt")
     assert code == 4 and error in printed and len(printed) < 200
     missing = replaced(gpt, ("import math\n", "import math\nimport nopackage\n"))
-    assert said(missing, *train) == (2, "train.py: error: models/mine.py: No module named 'nopackage'\n")
+    line = gpt[:gpt.index("import math")].count(chr(10)) + 2
+    assert said(missing, *train) == (
+        2, f"train.py: error: models/mine.py: ModuleNotFoundError: No module named 'nopackage' (line {line})\n")
+    nameless = replaced(gpt, ("self.blocks", "self.layers"))
+    code, printed = said(nameless, *train)
+    assert code == 2 and printed.startswith("train.py: error: models/mine.py: Model has no module blocks: name what")
     taken = replaced(gpt, ("    zero_init: bool", "    seed: int = 0\n    zero_init: bool"))
     assert said(taken, *train) == (
         2, "train.py: error: models/mine.py: Config.seed is an option of train.py too: take another name\n")
@@ -154,6 +159,75 @@ def test_other_habits_are_no_mistakes(copy):
         ("x = self.embed(idx)", "x = F.dropout(self.ln_e(self.embed(idx)), 0.1, self.training)"))
     try_out(copy, {"mine": source})
     run(copy, "train.py", "--resume", "runs/mine-tiny/before_decay")
+
+
+SCRATCH = """
+from dataclasses import dataclass
+import torch.nn.functional as F
+from torch import nn
+
+
+@dataclass
+class Config:
+    vocab_size: int = 50304
+    n_layer: int = 3
+    d_model: int = 32
+    max_len: int = 64
+
+
+class Block(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.ln, self.qkv = nn.LayerNorm(c.d_model), nn.Linear(c.d_model, 3 * c.d_model)
+        self.out = nn.Linear(c.d_model, c.d_model)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in self.qkv(self.ln(x)).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        return x + F.dropout(self.out(y), 0.1, self.training)
+
+
+class Model(nn.Module):
+    muon_modules = ("layers",)
+
+    def __init__(self, config):
+        super().__init__()
+        self.config, C = config, config.d_model
+        self.wte, self.wpe = nn.Embedding(config.vocab_size, C), nn.Embedding(config.max_len, C)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        for layer in self.layers[1:]:
+            layer.out.weight = self.layers[0].out.weight
+        self.head = nn.Linear(C, config.vocab_size, bias=False)
+
+    def forward(self, idx, targets=None):
+        x = self.wte(idx) + self.wpe.weight[:idx.size(1)]
+        for layer in self.layers:
+            x = layer(x)
+        logits = self.head(x)
+        return logits, None if targets is None else F.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+"""
+
+
+def test_a_file_from_scratch(copy):
+    """Other names, learned positions, weights that blocks share, no cache: all but writing text, where a line says so.
+    """
+    (copy / "models" / "mine.py").write_text(SCRATCH)
+    words = [word for key, value in TINY.items() if key not in ("n_head", "d_ff")
+             for word in (f"--{key}", str(value))]
+    run(copy, "train.py", "--model", "mine", "--out", "runs/a", *words)
+    run(copy, "train.py", "--resume", "runs/a/before_decay")
+    run(copy, "eval.py", "runs/a")
+    printed, _ = run(copy, "bench.py", "--models", "mine", "--batch", "1", "--seq_len", "16", "--rounds", "1",
+                     "--new_tokens", "2", "--prompt", "4", "--dtype", "fp32")
+    assert re.search(r"\| `mine` ", printed)
+    printed, _ = run(copy, "-m", "pytest", "-q", "-k", "mine", "-p", "no:cacheprovider")
+    assert re.search(r"\d\d passed", printed) and "failed" not in printed
+    for words in (["sample.py", "runs/a"], ["bench.py", "--models", "mine", "--decode", "8"],
+                  ["train.py", "--model", "mine", "--sample_every", "5"]):
+        done = subprocess.run([sys.executable, *words], cwd=copy, capture_output=True, text=True)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+        assert "models/mine.py has no class Cache" in done.stderr
 
 
 def test_options_may_be_negative_and_none(copy):

@@ -287,7 +287,10 @@ def test_stats_of_a_model_without_probes_or_blocks(monkeypatch):
     idx, _ = tokens()
     model = random_model(ROOT, gate="headwise")
     monkeypatch.setattr(probes, "find", lambda name: None)
-    assert len(record.stats("mine", model, idx)["gate"]) == 3
+    modes = []
+    model.blocks[0].attn.gate.register_forward_hook(lambda gate, *_: modes.append(gate.training))
+    assert len(record.stats("mine", model.train(), idx)["gate"]) == 3
+    assert modes == [False] and model.training
     assert record.stats("mine", torch.nn.Identity(), idx) == {}
 
 

@@ -103,13 +103,18 @@ def test_the_report_of_legal_options(words, said, scripts):
 
 @pytest.mark.parametrize("text, said", [
     ("class Model: pass", "no class Config: models/gpt.py"), ("class Config: pass", "no class Model"),
+    ("class Model: pass\n@dataclass\nclass Base: max_len: int = 1\nclass Config(Base): b: int = 1",
+     "Config must be a @dataclass"),
+    ("class Model: pass\n@dataclass\nclass Config: max_len: int = 1", "Config has no field vocab_size"),
     ("class Model: pass\nclass Config: a: int = 1", "Config must be a @dataclass"), *(
-        (f"class Model: pass\n@dataclass\nclass Config:\n    {field}", said) for field, said in (
+        (f"class Model: pass\n@dataclass\nclass Config:\n    {field}\n    vocab_size: int = 1; max_len: int = 1", said)
+        for field, said in (
             ("a: int", "Config.a must have a default and be int, float, bool or str"),
             ("a: tuple = (1, 2)", "Config.a must have a default and be"),
             ("a: int | str = 1", "Config.a must have a default and be"),
             ("a: list | None = None", "Config.a must have a default and be"),
             ("a = 16", "Config.a needs a type to be an option: a: int = 16"),
+            ("a = None", "Config.a needs a type to be an option: a: float | None = None"),
             ("a: int = 1\n    b: None | float = None\n    def c(self): pass\n    _d = 2", None)))])
 def test_what_a_model_file_must_have(text, said):
     file = ModuleType("mine")

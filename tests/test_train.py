@@ -65,6 +65,7 @@ def test_lr_schedules(end):
 def test_every_model_learns_and_resumes(name, data, tmp_path):
     """Twelve steps at once, and a resume from a copy of the run at step six: the same run."""
     small = {**SMALL, "max_steps": 12, "save_every": 6, "eval_every": 6, "model": name, "n_layer": 3}
+    small = settings.fitting(name, small, train.Options)
     assert inside(*flags(**small, data=data, out=tmp_path / "a")) == 0
     assert rows(tmp_path / "a")[-1]["loss"] < 4.6 < rows(tmp_path / "a")[0]["loss"]
     saves, save = [], runs.write_atomically
@@ -493,7 +494,10 @@ def alone():
 
 @pytest.mark.parametrize("name", models.names())
 def test_a_model_file_runs_alone(name, alone, tmp_path):
-    (tmp_path / f"{name}.py").write_text(Path(models.module(name).__file__).read_text())
+    source = Path(models.module(name).__file__).read_text()
+    if "__main__" not in source and not settings.belongs(name):
+        pytest.skip(f"models/{name}.py does nothing when it is run")
+    (tmp_path / f"{name}.py").write_text(source)
     done = alone.run(tmp_path / f"{name}.py", cwd=tmp_path)
     assert done.returncode == 0 and " parameters; loss after a step: " in done.stdout, done.stderr
 
@@ -502,7 +506,8 @@ def test_a_model_file_runs_alone(name, alone, tmp_path):
 def test_self_report(name, scripts):
     done = scripts.run("-m models", name)
     assert done.returncode == 0, done.stderr
-    assert " parameters (" in done.stdout and "forward FLOPs per token" in done.stdout
+    assert " parameters" in done.stdout and "forward FLOPs per token" in done.stdout
+    assert " parameters (" in done.stdout or not settings.belongs(name)
     if hasattr(models.module(name), "neutral"):
         assert "no neutral setting" in done.stdout or float(done.stdout.split("at most ")[1]) < 1e-6
 

@@ -8,6 +8,7 @@ import torch
 
 import models
 import muon
+import settings
 import train
 from nanodepth import devices, scoring
 from nanodepth.devices import flops_per_token
@@ -21,8 +22,8 @@ SIZE = {name: SMALL[name] for name in ("n_layer", "d_model", "n_head", "d_ff", "
 def mixing_model():
     """The first model with parameters that are trained at mix_lr."""
     rates = 0.1, 0.2, 0.0, None, None, 0.3
-    return next(name for name in models.names()
-                if len(muon.optimizers(models.build(name, **SIZE), "muon", *rates)[1].param_groups) == 2)
+    return next(name for name in models.names() if settings.belongs(name) and
+                len(muon.optimizers(models.build(name, **SIZE), "muon", *rates)[1].param_groups) == 2)
 
 
 def test_options_reach_the_optimizers(data, tmp_path, monkeypatch, capsys):
@@ -54,6 +55,20 @@ def test_options_reach_the_optimizers(data, tmp_path, monkeypatch, capsys):
         assert row["grad_norm"] > 0.01 and row["tok_s"] == pytest.approx(256 / row["ms"] * 1000)
     flops = 3 * flops_per_token(models.build(name, vocab_size=257, **SIZE), 16)
     assert f"{flops / 1e6:,.1f} MFLOPs/token" in capsys.readouterr().out
+
+
+def test_flops_of_a_model_that_looks_at_its_numbers():
+    """They need numbers: 2 x 4 x 8 of the product; the random numbers of training are not touched."""
+    class Net(torch.nn.Module):
+        def __init__(self, config):
+            super().__init__()
+            self.config, self.w = config, torch.nn.Parameter(torch.rand(4, 8))
+
+        def forward(self, idx):
+            return idx.new_ones(idx.size(1), 4, dtype=torch.float) @ self.w if self.w.max().item() < 2 else None
+
+    net, state = Net(None), torch.get_rng_state()
+    assert flops_per_token(net, 16) == 64 and torch.equal(torch.get_rng_state(), state)
 
 
 def test_the_seed_is_of_batches_and_of_weights(data):

@@ -30,6 +30,12 @@ def of(name, what, default=()):
     return getattr(import_module(f"settings.{name}"), what, default) if there else default
 
 
+def fitting(name, options, *classes):
+    """Those of the options that the model's Config, or another of the classes, has: somebody's own may lack some."""
+    known = (models.module(name).Config, *classes)
+    return {key: value for key, value in options.items() if any(hasattr(cls, key) for cls in known)}
+
+
 def pairs(what):
     """[(name, options), ..] of all models."""
     return [(name, options) for name in models.names() for options in of(name, what)]
