@@ -458,12 +458,6 @@ def test_a_preset_needs_no_steps(monkeypatch):
     assert train.parse(["--preset", "mine"])[0].warmup_steps == train.Options.warmup_steps
 
 
-def test_a_model_file_without_its_classes(monkeypatch):
-    monkeypatch.setattr(models, "module", lambda name: SimpleNamespace(Config=train.Options))
-    with pytest.raises(options.UserError, match="models/gpt.py has no class Model"):
-        train.parse([])
-
-
 def test_eval_of_a_run_with_its_own_vocabulary(data, scripts, tmp_path):
     """Scored on its data, also from another folder with the same vocabulary; refused on byte tokens."""
     (tmp_path / "ranks").write_bytes(b"\n".join(base64.b64encode(bytes([255 - i])) + b" %d" % i for i in range(256)))
