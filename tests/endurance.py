@@ -331,22 +331,22 @@ def give(world, folder, dtype, orders):
     return list(zip(*(json.loads(Path(f"{path}.{rank}.json").read_text()) for rank in range(world)), strict=True))
 
 
-def ranks(folder, names, dtype, measured, **shape):
+def ranks(folder, names, dtype, measured, own=None, **shape):
     """The same run of each model on 1, 2 and 4 processes, and one that goes from two to one and back to two.
 
     dtype: float32, or float64 to show that only rounding differs. measured: models whose bytes are measured.
-    shape: options other than RUN's.
+    own: {model: options of its runs alone}. shape: options other than RUN's.
 
     Returns rows of losses (model, processes, largest difference to one process in a training loss, in a validation
     loss) and of bytes (model, processes, what, by formula, measured).
     """
     data, steps = prepare(folder), shape.get("max_steps", RUN["max_steps"])
-    third, losses, sizes = steps // 3, [], []
+    third, own, losses, sizes = steps // 3, own or {}, [], []
 
     def order(name, kind, copy=None, **changes):
         changes = changes or shape
         argv = flags(**{**RUN, "eval_every": steps, "save_every": third, "micro_batch": 2, "data": data, "model": name,
-                        **changes},
+                        **changes, **own.get(name, {})},
                      out=folder / f"{name} {kind}")
         return {"argv": argv, "copy": {str(third): str(folder / f"{name} {copy}")} if copy else {}}
 
