@@ -26,7 +26,7 @@ def find_device(name="auto"):
         one = torch.zeros(1, device=name)
         one.item()                                                          # not on "meta"
         return one.device                                                   # cuda gets its index
-    except (RuntimeError, AssertionError, NotImplementedError) as e:
+    except (RuntimeError, AssertionError) as e:
         raise UserError(f"--device {name} cannot be used: {one_line(e).split('. ')[0]}") from None
 
 
