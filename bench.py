@@ -33,7 +33,6 @@ import platform
 import sys
 import tempfile
 import time
-from pathlib import Path
 from statistics import median
 
 CACHE = tempfile.TemporaryDirectory()           # compile times are those of an empty cache, unless the user names one
@@ -43,10 +42,10 @@ import torch  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 import models  # noqa: E402
-from nanodepth import presets, timing  # noqa: E402
+from nanodepth import presets, runs, timing  # noqa: E402
 from nanodepth.devices import (cast_weights, choose_dtype, find_device, machine_errors, out_of_memory,  # noqa: E402
                                peak_flops, processor)
-from nanodepth.options import Parser, UserError, parse_spec, pick, run_script, user_errors  # noqa: E402
+from nanodepth.options import Parser, UserError, out_file, parse_spec, pick, run_script, user_errors  # noqa: E402
 from nanodepth.timing import Row  # noqa: E402
 
 SHAPE = dict(n_layer=12, d_model=384, n_head=6, vocab_size=8192, seq_len=512)       # without a preset
@@ -72,12 +71,13 @@ def options(argv):
     parser.add_argument("--decode", type=int, nargs="+", metavar="N",
                         help="only decode --new_tokens after N tokens of context")
     parser.add_argument("--bytes", action="store_true", help="also count the bytes of the compiled kernels")
-    parser.add_argument("--json", metavar="FILE", help="write all figures there")
-    parser.add_argument("--profile", metavar="FILE", help="only write a torch.profiler trace of one model's step there")
+    parser.add_argument("--json", type=out_file, metavar="FILE", help="write all figures there")
+    parser.add_argument("--profile", type=out_file, metavar="FILE",
+                        help="only write a torch.profiler trace of one model's step there")
     parser.add_argument("--ranks", type=int, nargs="+", metavar="N",
                         help="only print what N ranks hold and send, by formula")
     args = parser.parse_args(argv)
-    shape = {**SHAPE, **(presets.find(args.preset) if args.preset else {})}
+    shape = {**SHAPE, **(presets.find(args.preset) if args.preset is not None else {})}
     shape |= {name: getattr(args, name) for name in FLAGS if getattr(args, name) is not None}
     args.seq_len = shape["seq_len"]
     contexts = args.decode or [1]
@@ -98,12 +98,6 @@ def options(argv):
         parser.error(f"--prompt {args.prompt} is longer than the {args.batch} x {args.seq_len} tokens there are")
     if args.ranks and min(args.ranks) < 1:
         parser.error("--ranks must be at least 1 each")
-    for path in filter(None, (args.json, args.profile)):
-        try:
-            if Path(path).is_dir() or not Path(path).resolve().parent.is_dir():
-                parser.error(f"{path} cannot be written: it is a folder, or its folder does not exist")
-        except OSError as e:
-            parser.error(f"{path} cannot be written: {e.strerror}")
     return args, shape
 
 
@@ -290,7 +284,7 @@ def trace(row, path):
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (row.device.type == "cuda")
     with profile(activities=activities, record_shapes=True) as prof:
         row.step()
-    prof.export_chrome_trace(path)
+    prof.export_chrome_trace(str(path))
     by = f"self_{row.device.type}_time_total"
     print(prof.key_averages().table(sort_by=by, row_limit=20, max_name_column_width=60))
 
@@ -355,7 +349,7 @@ def main(argv):
     try:
         if args.json:
             figures = head | {"decode" if args.decode else "models": results}
-            Path(args.json).write_text(json.dumps(figures, indent=1) + "\n")
+            runs.write_report(args.json, json.dumps(figures, indent=1) + "\n")
     except OSError as e:
         raise UserError(f"--json {args.json} could not be written: {e.strerror}") from None
     finally:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from nanodepth import runs, scoring
 from nanodepth.devices import autocast, find_device, machine_errors
 from nanodepth.harness import GROUPS, benchmarks, harness_version, mqar, task_names
-from nanodepth.options import Parser, UserError, run_folder, run_script
+from nanodepth.options import Parser, UserError, out_file, run_folder, run_script
 from nanodepth.shards import run_data
 
 
@@ -36,7 +36,7 @@ def parse(argv):
                         help="longest input in tokens; none: as in training, for tasks max_len (recall: at most 2048)")
     parser.add_argument("--batch_tokens", type=int, default=16384, help="tokens per forward pass (%(default)s)")
     parser.add_argument("--device", default="auto", help="torch device; auto: cuda, else cpu")
-    parser.add_argument("--json", metavar="FILE", help="also write the rows there")
+    parser.add_argument("--json", type=out_file, metavar="FILE", help="also write the rows there")
     args = parser.parse_args(argv)
     for name in ("batch_tokens", "tokens", "seq_len", "limit"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
@@ -124,7 +124,7 @@ def main(argv):
     args = parse(argv)
     rows = on_split(args) if args.tasks is None else on_tasks(args)
     if args.json:
-        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
+        runs.write_report(args.json, json.dumps(rows, indent=1) + "\n")
     return 0
 
 

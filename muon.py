@@ -94,7 +94,8 @@ class Muon(torch.optim.Optimizer):
         if order[rank::world]:
             shares = [list(same) for _, same in groupby(order[rank::world], key=lambda p: (p.shape, p.dtype))]
             own[:sizes[rank]] = torch.cat([orthogonal(params).flatten() for params in shares])
-        dist.all_gather_into_tensor(everything, own)
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor    # its name in torch 2.11
+        gather(everything, own)
         update = {}
         for r, row in enumerate(everything.view(world, -1)):
             for p in order[r::world]:

@@ -1,7 +1,7 @@
 """ExoFormer: every layer mixes an anchor into its queries, keys, values and gate.   arXiv:2601.08131
 
 Anchors are attention projections that all layers share, made once per token. For S in {Q, K, V, G}, where G is the
-output gate before its sigmoid, layer n forms, before QK norm and rotation,
+output gate before its sigmoid, layer n forms, before QK norm and rotation (Eq. 1),
     S_n  <-  lambda_anchor_n * norm_S(S_anc) + lambda_self_n * S_n
 `anchor` says where S_anc comes from:
     external     [Q_anc K_anc V_anc G_anc] = x_0 W_anc from the raw embedding x_0; all layers mix      (ExoFormer)
@@ -18,11 +18,13 @@ lambdas of C, H or 1 numbers, 12 C FLOPs and 4 C numbers read; dynamic also 16 C
 Changed from gpt.py: Config, Config.__post_init__, Attention.__init__, Attention.forward, Block.forward, Model,
     Model.__init__, Model.init_weights, Model.forward
 Equal to gpt.py (gated) when: lambda_anchor = 0 and lambda_self = 1 (static) or 2 (dynamic, at its initial gamma = 1/2).
-Optimizer: W_anc and the dynamic mixing matrices go to Muon, as in the authors' code; every lambda to AdamW at mix_lr.
+Optimizer: W_anc and the dynamic mixing matrices go to Muon, as in the authors' code; every lambda to AdamW at mix_lr,
+    b to AdamW at adamw_lr.
 Paper and code:
   - W_2 and b start at zero in the paper, as here; in the code a later init of all matrices overwrites these zeros.
   - In a layer the code has one matrix for Q, K, V and G, which Muon orthogonalises as one; here they are four. W_anc is
     one in both.
+  - Only Q/K Norms norms no anchor in its released code (oldmodels/model1.py); here those of Q and K, as in table 2.
   - NuResFormer's code takes Q and K anchors after the first layer's QK norm; here, as in the paper, each anchor is the
     raw projection with a norm of its own.
 """

@@ -60,7 +60,7 @@ class Config:
     connection: str = "dynamic"     # static | dynamic | manifold | lite (mHC-lite) | identity (H_res = I)
     n_streams: int = 4              # parallel residual streams: n, the paper's expansion rate
     tanh: bool = True               # dynamic: tanh bounds the dynamic part
-    map_norm: str = "layer"         # dynamic: norm of what the maps are made from, layer (the paper) | rms (other code)
+    map_norm: str = "layer"         # dynamic: norm before the maps are made, layer (the paper) | rms (SATFormer's code)
     sinkhorn_steps: int = 20        # manifold: times that columns and rows of H_res are normalised
 
     def __post_init__(self):
@@ -418,7 +418,7 @@ class Model(nn.Module):
 
 
 def costs(c, T):
-    """(extra parameters, extra forward FLOPs per token, numbers read per token) against gpt.py; T: the context."""
+    """(extra parameters, extra forward FLOPs per token, numbers read or written) against gpt.py; T: the context."""
     n, C, n_sub = c.n_streams, c.d_model, 2 * c.n_layer
     with_res = {"static": n_sub, "dynamic": n_sub, "identity": 0}.get(c.connection, (n_sub - 2) * (n > 1))
     entries = n_sub * 2 * n + with_res * n * n

@@ -1,22 +1,22 @@
 """MUDDFormer: every block reads four input-dependent mixtures of all earlier block outputs.   arXiv:2502.12170
 
 In gpt.py a block reads the last output X_i. Here it has four inputs, for queries, keys, values and the residual, each a
-weighted sum of all outputs so far. The weights are made per token from X_i. For block i + 1, i = 1 .. L-1:
+weighted sum of all outputs so far. The weights are made per token from X_i. For block i + 1, i = 1 .. L-1 (Eq. 5-8):
     A_i     = gelu( RN(X_i) w1_i ) w2_i + a_i       (B, T, n, S): n = 4 streams, S = i + 1 sources; RN: RMSNorm, no gain
     X^c     = sum_{j=0..i} A_i[c, j] X_j            c in q, k, v, r; X_0 is the embedding, X_j the output of block j
     H       = X^r + attn( norm_q(X^q), norm_k(X^k), norm_v(X^v) )
     X_{i+1} = H + mlp( norm(H) )
 Block 1 reads X_0, with one norm. The head reads one more mixture (r) of X_0 .. X_L. MLP widths grow linearly from 0.5
-to 1.5 d_ff over the depth (ffn_realloc).
+to 1.5 d_ff over the depth (ffn_realloc, Eq. 9).
 Rows of the paper's ablation: dynamic=False has A_i = a_i; multiway=False has one mixture for all four inputs (with
 dynamic=False too, the sums of denseformer.py); streams="kvr" mixes no q, which is then X_i. The head's mixture stays,
 whatever streams says.
 pre_post_norm (section 2.5, for deep models): X^c = X_i + norm'_c( sum_j A_i[c, j] norm_j(X_j) ); A_i reads the raw X_i.
 Sparse forms, also together: mixtures only after every `period`-th block and the last; only sources j = i modulo
 `dilation`; only the last `window` outputs and the embedding; mixtures only after the last `last_k` blocks. last_k=2
-with streams="vr" is the form of record 81 of github.com/KellerJordan/modded-nanogpt (pull request 259: 3.2867 ->
-3.2783, ten runs each, +1.9% time); last_k=0 with multiway=False mixes nothing: Transformer++ with ffn_realloc, of the
-paper's table 5.
+with streams="vr" is the form of github.com/KellerJordan/modded-nanogpt, pull request 259 in its first version (3.2867
+-> 3.2783, ten runs each, +1.9% time), which became record 81; last_k=0 with multiway=False mixes nothing:
+Transformer++ with ffn_realloc, of the paper's table 5.
 Costs sum_i (C K_i + K_i^2 + K_i) + 2 C (L-1) parameters, with K_i = 4 (i+1) for i < L and K_L = L + 1. w1 and w2 cost
 two FLOPs per weight and token, the sums 2 C K_i; those after block i read i earlier outputs.
 
@@ -31,11 +31,13 @@ Paper and code (github.com/Caiyun-AI/MUDDFormer):
     - The PyTorch code rounds the rotary table to bfloat16; here it is not rounded.
     - The JAX code has the tanh form of GELU, and norm' on r alone, by operator precedence; here GELU is exact, as in
       the PyTorch code, and norm' is on all streams, as in the paper.
-    - Equation 10 has X_i inside norm'; the paper's text and the code add it behind, as here.
+    - Eq. 4 sums to i - 1; the paper's a_i and the code have the source i too. Eq. 5 makes A_i from a mixture; Eq. 6,
+      appendix B and the code make it from X_i. Eq. 10 has X_i inside norm'; the text and the code add it behind. Here
+      as in the code.
     - Outside the mixtures the paper starts with Xavier normal; here with the common 0.02.
     - The gate of gated attention, not in the paper, reads the query input.
-    - Record 81 reads two or three chosen states of eleven blocks, scales A by 0.2 / sqrt(S), makes it from X_i without
-      RN, and adds X^v to the values behind wv. Here the trimmed form is the paper's, with its last mixtures alone.
+    - That pull request reads two or three chosen states of eleven blocks, scales A by 0.2 / sqrt(S), makes it from X_i
+      without RN, and adds X^v to the values behind wv. Here the trimmed form is the paper's, its last mixtures alone.
 """
 import math
 from dataclasses import dataclass

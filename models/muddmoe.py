@@ -47,7 +47,7 @@ class Config:
     qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
     gate: str = "none"              # gated attention: none | elementwise | headwise
     zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
-    router: str = "softmax"         # softmax (the paper) | kern | kern_l1 | sigmoid | tanh
+    router: str = "softmax"         # softmax (the paper) | of kern.py: kern | kern_l1 | sigmoid | tanh
     n_expert: int = 16              # E: MLPs per layer
     top_k: int = 2                  # k: experts per token; each has width d_ff / k
     balance_loss: float = 0.01      # weight of the load-balancing loss, in training only

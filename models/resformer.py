@@ -9,7 +9,7 @@ Queries, keys and the first layer stay as they are. `value_mix` is one of
     plus        lambda1_n = scale * softmax(l)_n over the reading layers, with scale, l and lambda2 learned; below, l is
                 the parameter `lambda1`, scale is `lambda_scale` (Learnable ResFormer Plus, the paper's best)
 `last_k` restricts the reading to the last k layers. With value_mix="learnable" it is ExoFormer's ResFormer row, with
-gate="elementwise" too its "naive combination" (arXiv:2601.08131).
+gate="elementwise" too its "naive combination" (arXiv:2601.08131, which does not say whether lambdas are scalars).
 Costs per reading layer 2 parameters (learnable and plus), 3 K D FLOPs per token and K D numbers read per token; plus
 has one more parameter in all.
 

@@ -14,8 +14,9 @@ Mamba    mixer = wo( silu(w_z(a)) * y ),   y = s read + skip * u,   s <- exp(dt 
 with E = 2 d_model channels in u, dt, y, memory and skip (the parameter D), N = d_state numbers in write and read, and
 a state s (E, N) per sequence, A = -exp(A_log). Parameters of the mixer in block i are blocks.i.attn, as in gpt.py.
 
-The scan over s takes the steps of all chunks of `scan_chunk` tokens at once. Backward repeats it and holds the states
-of one layer at a time, T E N numbers in fp32 per sequence; kept from forward to backward are its inputs alone.
+The scan over s takes the steps of all chunks of `scan_chunk` tokens at once. Backward repeats it, for one layer at a
+time, and then holds 4.5 T E N numbers in fp32 per sequence (states and decays, twice); kept from forward to backward
+are its inputs alone.
 torch.compile unrolls its 2 scan_chunk + T / scan_chunk steps: minutes to compile.
 Costs per layer: about 6 d_model^2 parameters (Mamba), 4 d_model^2 (GMU, attention), 2 d_model^2 (cross-attention).
 Decoding holds keys and values of all tokens once, and in the other layers of the self-decoder a window or a state;

@@ -2,7 +2,7 @@
 
 As in ResFormer, later layers add the first layer's values to their own. Here a gate weighs them. It is computed from
 the layer's input, per token and per key/value head, so that access to early representations is selective:
-    alpha_n = act( norm(x) W_alpha ),    v_n  <-  v_n + alpha_n * v_1          (`value_gate`, `v_first` below)
+    alpha_n = act( norm(x) W_alpha ),    v_n  <-  v_n + alpha_n * v_1          (Eq. 2, 3; `value_gate`, `v_first` below)
 alpha_n (B, T, K) has one number per KV head; v_1 is the raw value projection of the first layer, not detached.
 `value_act` is act: relu (the paper's choice), sigmoid, tanh, identity, softmax (K times a softmax over the KV heads),
 softmax_sigmoid (that times sigmoid). `last_k` restricts the reading to the last k layers.

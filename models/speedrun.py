@@ -27,8 +27,9 @@ Paper and code:
       found every other block the best (its log of 2026-01-17), which is the form here.
     - nanochat's gate read 32 channels until 2026-03; then 12, as in record 55, with a factor of 3. slowrun makes the
       values from X_0 by matrices since 2026-03-01.
-    - x0 starts at 0 in record 9 and first in nanochat, then there at 0.1 and more. skips start at 1, backout at
-      nanochat's 0.2 (record 40: 0.5). Record 40 backs out the output of block 9 of 12; record 45 keeps one skip alone.
+    - x0 starts at 0 in record 9 and first in nanochat, then there at 0.1, since a825e63 from 0.20 down to 0.05 over the
+      depth, with resid from 1.15 down to 1.05. skips start at 1, backout at nanochat's 0.2 (record 40: 0.5). Record
+      40 backs out the output of block 9 of 12; record 45 keeps one skip alone.
     - nanochat first saw no gain from back-out and a small loss from one skip (its log of 2026-01-16).
 """
 import math

@@ -19,9 +19,9 @@ def parse(argv, Options, description, constant_until):
     for name in ("model", "preset", "resume", "init_from"):
         first.add_argument(f"--{name}")
     asked = first.parse_known_args(argv)[0]
-    for name in ("resume", "init_from"):
-        if getattr(asked, name) == "":
-            raise UserError(f"--{name} is empty: give a run folder")
+    for name, words in vars(asked).items():
+        if words == "":
+            raise UserError(f"--{name} is empty: give a name, or leave it out")
     checkpoint, old = None, {"options": {}, "model_config": {}}
     if asked.resume:
         checkpoint = runs.read_checkpoint(run_folder(asked.resume))
@@ -43,7 +43,7 @@ def parse(argv, Options, description, constant_until):
     parser = Parser("train.py", description=description, epilog=f"models: {', '.join(models.names())}\n"
                                                                 f"presets: {', '.join(presets.PRESETS)}")
     add_options(parser, "training", Options, defaults)
-    add_options(parser, f"model {model}", config_class, defaults)
+    add_options(parser, f"model {model}", config_class, {"vocab_size": "the data's", **defaults})
     flags = vars(parser.parse_args(argv))
     if asked.resume:
         for key, value in flags.items():

@@ -203,7 +203,8 @@ class Ranks:
                 device = f"cuda:{os.environ['LOCAL_RANK']}"
         self.device = find_device(device)
         if self.parallel:
-            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+            cuda = self.device.type == "cuda"
+            dist.init_process_group("nccl" if cuda else "gloo", device_id=self.device if cuda else None)
             self.world, self.rank = dist.get_world_size(), dist.get_rank()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)

@@ -108,6 +108,16 @@ def run_folder(path):
     return str(path.parent if path.name == "ckpt.pt" and path.is_file() else path)
 
 
+def out_file(path):
+    """The Path of a file to write after the work; a mistake in the flags where there cannot be one."""
+    try:
+        if Path(path).is_dir() or not Path(path).resolve().parent.is_dir():
+            raise argparse.ArgumentTypeError(f"{path} cannot be written: it is a folder, or its folder does not exist")
+    except OSError as e:
+        raise argparse.ArgumentTypeError(f"{path} cannot be written: {e.strerror}") from None
+    return Path(path)
+
+
 def escaped(message):
     """A message in which line breaks, of a file's name for instance, do not break the line."""
     return str(message).replace("\n", "\\n").replace("\r", "\\r")

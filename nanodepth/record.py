@@ -23,7 +23,8 @@ import probes
 def watch(model, idx, modules):
     """Outputs of some submodules in a forward pass on idx (B, T), in fp32 and in the order of their calls.
 
-    A tensor each, or a list where a module gives several, or None among them.
+    A tensor each, or a list where a module gives several, or None among them. Eager, also where the model is compiled:
+    hooks would be a graph of their own, which takes as long to compile as the step of training.
     """
     outputs = []
 
@@ -35,7 +36,7 @@ def watch(model, idx, modules):
 
     hooks = [m.register_forward_hook(keep) for m in modules]
     try:
-        model(idx)
+        model.forward(idx)
     finally:
         for hook in hooks:
             hook.remove()

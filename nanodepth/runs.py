@@ -57,6 +57,14 @@ def write_text(path, text):
     write_atomically(path, lambda f: f.write(text.encode()))
 
 
+def write_report(path, text):
+    """The same to a path that the user names; links and devices are written to and stay what they are."""
+    if path.is_symlink() or path.exists() and not path.is_file():
+        path.write_text(text)
+    else:
+        write_text(path, text)
+
+
 @contextmanager
 def folder_atomically(out):
     """A temporary sibling of `out` that becomes `out` when the block ends well and vanishes when it does not."""

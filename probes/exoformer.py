@@ -92,7 +92,7 @@ def without_anchor(model, batches, quiet_ids):
 
 
 def draw_anchors(found):
-    """Ratios of the lambdas per channel with the heads' boundaries (figure 4), and the model without its anchors."""
+    """Ratios of the lambdas per channel with the heads' boundaries (figure 3), and the model without its anchors."""
     panels = [(run, kind) for run, numbers in found.items()
               for kind in (*numbers["lambda_anchor"], "token_similarity", "core_features", "layer_similarity")]
     fig, axes = grid(len(panels))

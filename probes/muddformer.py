@@ -12,7 +12,7 @@ def stats(model, idx):
     if not model.aggregate:
         return {}
     weights = watch(model, idx, [aggregate.weights for aggregate in model.aggregate.values()])
-    return {"on_last": [A[..., -1].mean().item() for A in weights],             # weight of X_i; 1 at the start
+    return {"on_last": [A[..., -1].mean().item() for A in weights],             # of X_i: first 1 (pre_post_norm: 0)
             "on_earlier": [A[..., :-1].abs().sum(-1).mean().item() for A in weights]}
 
 

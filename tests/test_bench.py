@@ -223,7 +223,7 @@ def test_a_graph_break_is_counted(monkeypatch):
 
 
 BAD = [["--models", "gtp"], ["--models", "gpt:width=3"], ["--models", "gpt:qk_norm=maybe"], ["--models", "gpt:n_head"],
-       ["--models", "gpt:n_kv_head=4"], ["--preset", "huge"], ["--dtype", "fp8"], ["--batch", "0"],
+       ["--models", "gpt:n_kv_head=4"], ["--preset", "huge"], ["--preset", ""], ["--dtype", "fp8"], ["--batch", "0"],
        ["--new_tokens", "1"], ["--prompt", "100000"], ["--decode", "0"], ["--decode", "8", "--new_tokens", "0"],
        ["--n_head", "5"], ["--seq_len", "0"], ["--device", "abacus"], ["--profile", "x.json"],
        ["--ranks", "8", "--models", "gpt", "--n_head", "7"], ["--models", "gpt", "--batch", "1000000000"],

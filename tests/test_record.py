@@ -294,6 +294,16 @@ def test_stats_of_a_model_without_probes_or_blocks(monkeypatch):
     assert record.stats("mine", torch.nn.Identity(), idx) == {}
 
 
+def test_stats_of_a_compiled_model_compile_nothing():
+    idx, _ = tokens()
+    model, graphs = random_model(ROOT, gate="headwise"), []
+    want = record.stats(ROOT, model, idx)
+    model.compile(backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+    assert record.stats(ROOT, model, idx) == want and not graphs
+    model(idx)
+    assert graphs
+
+
 def test_hooks_go_also_after_an_error():
     model = random_model(ROOT)
     with pytest.raises(ZeroDivisionError), record.recorded(model), record.replaced({model.embed: torch.zeros_like}):

@@ -53,6 +53,13 @@ def test_every_module_can_be_imported_first():
     assert done.returncode == 0, done.stderr
 
 
+def test_scripts_of_the_results_start(scripts):
+    for path in sorted((ROOT / "results").glob("*/*.py")):
+        if "ArgumentParser" in path.read_text():
+            done = scripts.run(path.relative_to(ROOT), "--help")
+            assert done.returncode == 0 and done.stdout.startswith(f"usage: {path.name}"), (path, done.stderr)
+
+
 def test_lines_have_at_most_120_characters():
     """Of all files but a user's own models."""
     own = {ROOT / room / f"{name}.py" for name in models.names() if not settings.belongs(name)

@@ -141,6 +141,21 @@ def test_full_disk_keeps_the_old_checkpoint(data, tmp_path):
     assert (out / "ckpt.pt").read_bytes() == before and not list(out.glob("*.tmp"))
 
 
+def test_a_report_is_whole_and_links_stay(tmp_path, monkeypatch):
+    report, link = tmp_path / "a.json", tmp_path / "link"
+    link.symlink_to(report)
+    for path, text in ((report, "1"), (report, "2"), (link, "3")):
+        runs.write_report(path, text)
+        assert report.read_text() == text and link.is_symlink() and not report.is_symlink()
+
+    def full(file):
+        raise OSError(28, "No space left on device")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError):
+        runs.write_report(report, "4")
+    assert report.read_text() == "3" and sorted(tmp_path.iterdir()) == [report, link]
+
+
 def test_what_must_not_change_the_losses(data, whole, tmp_path):
     """Evaluation and checkpoint intervals: not a bit. The split into micro-steps: rounding only."""
     assert inside(*flags(**{**SMALL, "eval_every": 7, "save_every": 40, "eval_tokens": 99}, data=data,
@@ -195,6 +210,7 @@ def test_two_ranks_see_the_same_batch(data, tmp_path, more):
     done = process(words + flags(**small, data=data, out=tmp_path / "two") + more,
                    env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_LOGS": "ddp_graphs"})
     assert done.returncode == 0 and "ddp_graphs" not in done.stderr, done.stderr
+    assert "FutureWarning" not in done.stderr, done.stderr
     assert inside(*flags(**small, data=data, out=tmp_path / "one")) == 0
     for kind, other in dict(train="grad_norm", val="bpb").items():
         for a, b in zip(rows(tmp_path / "one", kind), rows(tmp_path / "two", kind), strict=True):
@@ -373,6 +389,8 @@ BAD = {   # name: (flags, what the line must say)
     "resume on other data": (["--resume", "RUN", "--data", "DATA:other"], "is not the data"),
     "resume nothing": (["--resume="], "--resume is empty"),
     "weights of nothing": (["--init_from="], "--init_from is empty"),
+    "model without a name": (["--model="], "--model is empty"),
+    "preset without a name": (["--preset="], "--preset is empty"),
     "run folder in use": (["--resume", "LOCKED"], "in use by another process"),
 }
 

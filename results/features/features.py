@@ -179,14 +179,14 @@ def tables(found):
     return counts, gates
 
 
-def main():
+def main(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders of train.py")
     parser.add_argument("--out", type=Path, default=HERE, help="where the numbers and the picture go (here)")
     parser.add_argument("--tokens", type=int, default=262_144, help="training tokens to average over (%(default)s)")
     parser.add_argument("--k", type=int, default=32, help="active features per token (%(default)s, the paper's)")
     parser.add_argument("--steps", type=int, default=4000, help="of the autoencoder, 1,024 tokens each (%(default)s)")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     found = {run.resolve().name: measure(run, args.tokens, args.k, args.steps) for run in args.runs}
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "features.json").write_text(json.dumps(found, indent=1) + "\n")
