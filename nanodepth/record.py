@@ -23,16 +23,13 @@ import probes
 def watch(model, idx, modules):
     """Outputs of some submodules in a forward pass on idx (B, T), in fp32 and in the order of their calls.
 
-    A tensor each, or a list where a module gives several, or None among them. Eager, also where the model is compiled:
-    hooks would be a graph of their own, which takes as long to compile as the step of training.
+    A tensor each, or a list where a module gives several, or None among them. Eager: with hooks, a compiled model would
+    compile once more, as long as for training.
     """
     outputs = []
 
     def keep(module, inputs, output):
-        if torch.is_tensor(output):
-            outputs.append(output.float())
-        else:
-            outputs.append([None if x is None else x.float() for x in output])
+        outputs.append(output.float() if torch.is_tensor(output) else [x if x is None else x.float() for x in output])
 
     hooks = [m.register_forward_hook(keep) for m in modules]
     try:
@@ -141,10 +138,7 @@ def recorded(model, probe=None):
         record.outputs.append(output[0] if isinstance(output, tuple) else output)
 
     def embeds(module, inputs, output):                     # of the token, and of its position if there is such a table
-        if record.outputs:
-            record.outputs[0] = record.outputs[0] + output
-        else:
-            record.outputs.append(output)
+        record.outputs[:1] = [sum(record.outputs[:1], output)]
 
     def gate(module, inputs, output):
         if output.size(-1) % model.config.n_head == 0:
@@ -378,8 +372,8 @@ def attention_maps(model, idx):
     maps = []
     with SeeAttention(lambda weights: maps.append(weights[0])):
         model(idx)
-    maps = maps if len(maps) == len(model.blocks) else []
-    return [[[[round(x, 4) for x in row] for row in head] for head in layer.tolist()] for layer in maps]
+    return [[[[round(x, 4) for x in row] for row in head] for head in layer.tolist()]
+            for layer in maps if len(maps) == len(model.blocks)]
 
 
 @torch.no_grad()
