@@ -37,7 +37,7 @@ CLAIMS = (  # the first has the lower loss, says
     ("hyperconnections-manifold", "hyperconnections", "mHC"),
     ("attnres", "hyperconnections-manifold", "Attention Residuals, ablations"),
     ("speedrun", "gpt", "nanochat; modded-nanogpt, record 11"),
-    ("muddformer-trimmed", "gpt", "modded-nanogpt, record 81"),
+    ("muddformer-trimmed", "gpt", "modded-nanogpt, pull request 259"),
     ("attnres-additive", "gpt", "Delta Attention Residuals"),
     ("attnres-additive", "attnres", "Delta Attention Residuals"), ("kern", "kern-softmax", "KERN"),
     ("muddmoe", "kern-softmax", "MUDDFormer, figure 5"))
