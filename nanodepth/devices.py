@@ -202,12 +202,12 @@ class Ranks:
             if device == "auto" and torch.cuda.is_available() or device.startswith("cuda"):
                 device = f"cuda:{os.environ['LOCAL_RANK']}"
         self.device = find_device(device)
+        cuda = self.device.type == "cuda"
+        if cuda:
+            torch.cuda.set_device(self.device)
         if self.parallel:
-            cuda = self.device.type == "cuda"
             dist.init_process_group("nccl" if cuda else "gloo", device_id=self.device if cuda else None)
             self.world, self.rank = dist.get_world_size(), dist.get_rank()
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
 
     def wrap(self, model):
         """The model, with gradients that are averaged over the ranks if there are several."""

@@ -138,7 +138,7 @@ def recorded(model, probe=None):
         record.outputs.append(output[0] if isinstance(output, tuple) else output)
 
     def embeds(module, inputs, output):                     # of the token, and of its position if there is such a table
-        record.outputs[:1] = [sum(record.outputs[:1], output)]
+        record.outputs = [record.outputs[0] + output if record.outputs else output]
 
     def gate(module, inputs, output):
         if output.size(-1) % model.config.n_head == 0:
