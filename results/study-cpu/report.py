@@ -1,8 +1,8 @@
 """Tables and pictures of this folder's README, from logs/: python results/study-cpu/report.py
 
-Rewrites what stands between <!-- NAME --> and <!-- end --> in README.md, for NAME of main, saving, baselines, depth and
-claims, in rates.md, in copying.md (heads) and in the repository's README.md; draws curves.png, curves-page2.png and
-gaps.png. Runs that are not there yet are left out: it can be called at any time.
+Rewrites what stands between <!-- NAME --> and <!-- end --> in README.md, plain.md, rates.md, copying.md and in the
+repository's README.md; draws curves.png, curves-page2.png and gaps.png. Runs that are not there yet are left out: it
+can be called at any time.
 """
 import json
 import math
@@ -265,9 +265,11 @@ def rates_table(name):
 
 
 def gaps_picture(strong, plain):
-    """Differences to gpt with their intervals, of both recipes: of all targets, and of the others."""
-    (fig, (axes,)), names = pictures.figure(1, 2, (11, 5), sharey=True), [name for name in strong if name != "gpt"]
-    for ax, title, losses in zip(axes, ("all targets", "all but the copyable ones"), (final, others)):
+    """Differences to gpt with their intervals, of both recipes: of all targets, and of the others, the best first."""
+    fig, (axes,) = pictures.figure(1, 2, (11, 5), sharey=True)
+    rest = others(strong)
+    names = sorted((x for x in strong if x != "gpt"), key=lambda x: (difference(rest, x, "gpt") or [math.inf])[0])
+    for ax, title, losses in zip(axes, ("all targets", "others: all but the copyable ones"), (final, others)):
         for shift, label, each in ((-0.15, "strong recipe", strong), (0.15, "plain recipe", plain)):
             found = {i: difference(losses(each), name, "gpt") for i, name in enumerate(names)}
             found = {i: both for i, both in found.items() if both}
@@ -294,7 +296,7 @@ def main():
         draw = pictures.curve_pages("curves", summary(strong), strong, "gpt")
         list(pictures.save({**draw, "gaps": lambda: gaps_picture(strong, plain)}, HERE))
     if "gpt" in plain:
-        tables["baselines"] = lambda: baseline_table(strong, plain)
+        fill(HERE / "plain.md", baselines=baseline_table(strong, plain))
     fill(HERE.parents[1] / "README.md", losses=front_table(strong))
     fill(HERE / "README.md", **{name: make() for name, make in tables.items()})
 
