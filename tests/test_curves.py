@@ -11,7 +11,9 @@ from nanodepth import curves
 
 def test_student_quantiles():
     stats = pytest.importorskip("scipy.stats")
-    assert curves.T95 == pytest.approx([stats.t.ppf(0.975, n) for n in range(1, 31)], abs=6e-4)
+    quantiles = [stats.t.ppf(0.975, n) for n in range(1, 300)]
+    assert curves.T95 == pytest.approx(quantiles[:30], abs=6e-4)
+    assert [curves.t95(n) for n in range(1, 300)] == pytest.approx(quantiles, abs=3e-3)
 
 
 def test_systems_are_named_by_what_differs(tmp_path, monkeypatch):

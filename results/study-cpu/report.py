@@ -29,7 +29,7 @@ CLAIMS = (  # the first has the lower loss, says
     ("exoformer-dynamic", "exoformer", "ExoFormer, table 1"), ("muddformer", "gpt", "MUDDFormer, figure 3"),
     ("muddformer", "denseformer", "MUDDFormer, figure 3"), ("muddformer", "hyperconnections", "MUDDFormer, figure 3"),
     ("muddformer", "resformer", "SATFormer, table 5"),
-    ("satformer", "muddformer", "SATFormer, table 5, at 130M; at 760M the opposite"),
+    ("satformer", "muddformer", "SATFormer, table 5, at 130M and 340M; at 760M the opposite"),
     ("attnres", "gpt", "Attention Residuals"),
     ("attnres", "denseformer", "Attention Residuals, ablations"), ("denseformer", "gpt", "MUDDFormer, figure 3"),
     ("hyperconnections", "gpt", "MUDDFormer, figure 3"),
@@ -274,6 +274,7 @@ def gaps_picture(strong, plain):
             found = {i: difference(losses(each), name, "gpt") for i, name in enumerate(names)}
             found = {i: both for i, both in found.items() if both}
             if found:
+                label += "" if any(half for _, half in found.values()) else ", one seed"
                 ax.errorbar([gap for gap, _ in found.values()], [i + shift for i in found], fmt="o", capsize=3,
                             xerr=[half or 0 for _, half in found.values()], label=label)
         ax.axvline(0, color="black", lw=0.8)
