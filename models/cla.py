@@ -4,13 +4,13 @@ What decoding keeps of the past are the keys and values of all layers. Here laye
 the first layer m of a group has wk and wv. A layer n of the group has queries of its own over the keys and values of m:
     y_n = softmax( rope(norm(wq_n(a_n))) k_m^T / sqrt(d_head) + causal ) v_m,     a = norm(x) of each layer
     k_m = rope(norm(wk_m(a_m))),     v_m = wv_m(a_m)
-The cache is smaller by the factor `share`, beside what grouped queries save; share=2 is the paper's CLA2. The first
-`own` layers stay as they are: with own = share = n_layer / 2 one set serves the whole later half, as in YOCO
-(arXiv:2405.05254), whose earlier half sees a window or decays, and here sees everything. sambay.py has such windows.
+The cache is 1/share of gpt.py's, beside what grouped queries save; share=2 is the paper's CLA2. The first `own` layers
+stay as they are: with own = share = n_layer / 2 one set serves the whole later half, as in YOCO (arXiv:2405.05254),
+whose earlier half has windows or decay (sambay.py has windows); here it sees everything.
 Saves 2 C K D parameters, twice that in FLOPs per token, and the D gains of a norm in each layer without keys. It reads
 nothing more.
 
-Changed from gpt.py: Config, Config.__post_init__, Cache, Cache.__init__, attend, Attention.__init__, Attention.forward,
+Changed from gpt.py: Config, Config.__post_init__, Cache, Cache.__init__, Attention.__init__, Attention.forward,
     Block.forward, Model.forward
 Equal to gpt.py when: share = 1. Otherwise never: it has fewer parameters.
 Paper and code:
@@ -123,20 +123,25 @@ class Cache:
         return self.k[layer], self.v[layer], seen
 
 
-def attend(q, k, v, seen):
-    """Attention of q (B, T, H, D) over k, v (B, K, .., D), causal or where `seen` (T, ..) is true -> (B, T, H, D)."""
-    q = q.transpose(1, 2)                                                           # (B, H, T, D)
+def attend(q, k, v, layer, cache):
+    """Causal attention of q (B, T, H, D) over k, v (B, T, K, D), and over what the cache holds -> (B, T, H, D)."""
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T, D)
     gqa = q.size(1) != k.size(1)
-    y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None, enable_gqa=gqa)
+    if cache is None:
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
+    else:
+        k, v, seen = cache.append(layer, k, v)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=gqa)
     return y.transpose(1, 2)
 
 
 class Attention(nn.Module):
     def __init__(self, c, layer):
         super().__init__()
-        self.layer, self.n_head, self.n_kv_head, self.d_head = layer, c.n_head, c.n_kv_head, c.d_head
+        self.layer = max(maker for maker in c.makers if maker <= layer)             # whose keys and values it reads
+        self.n_head, self.n_kv_head, self.d_head = c.n_head, c.n_kv_head, c.d_head
+        makes = self.layer == layer
         self.wq = nn.Linear(c.d_model, c.n_head * c.d_head, bias=False)
-        makes = layer in c.makers
         self.wk = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False) if makes else None
         self.wv = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False) if makes else None
         self.wo = nn.Linear(c.n_head * c.d_head, c.d_model, bias=False)
@@ -151,12 +156,12 @@ class Attention(nn.Module):
         if self.wk is not None:
             k = self.wk(x).view(B, T, self.n_kv_head, self.d_head)                  # (B, T, K, D)
             v = self.wv(x).view(B, T, self.n_kv_head, self.d_head)                  # (B, T, K, D)
-            k, v = apply_rope(self.k_norm(k), *rope).transpose(1, 2), v.transpose(1, 2)
-            shared = (k, v, None) if cache is None else cache.append(self.layer, k, v)
-        y = attend(apply_rope(self.q_norm(q), *rope), *shared)                      # (B, T, H, D)
+            shared = apply_rope(self.k_norm(k), *rope), v
+        q, (k, v) = apply_rope(self.q_norm(q), *rope), shared
+        y = attend(q, k, v, self.layer, cache)              # (B, T, H, D); the cache's place is written by each reader
         if self.gate is not None:
             y = y * self.gate(x).sigmoid().view(B, T, self.n_head, -1)              # times (B, T, H, D or 1)
-        return self.wo(y.reshape(B, T, -1)), shared                                 # (B, T, C), (k, v, seen)
+        return self.wo(y.reshape(B, T, -1)), shared                                 # (B, T, C), (k, v)
 
 
 class MLP(nn.Module):
