@@ -22,12 +22,10 @@ Other default than gpt.py's: norm_eps. At the start all sources but the embeddin
 Paper and code:
     - The paper's pseudo-code gives each key norm a gain, which w_l absorbs.
     - Blocks count sublayers, as in the paper; some public code counts decoder layers.
-    - arXiv:2605.18855 says that Attention Residuals attend over running sums, and that Delta gains by reading what each
-      sublayer wrote. In its code (github.com/wdlctc/delta-attention-residuals-code) mode "full" is the full form as
-      here. A later note of the authors (wdlctc.github.io/delta-attention-residuals.html) agrees: both attend over
-      outputs, the gain is the sum that stays. Perplexity at 1B: 29.70 gpt, 33.36 full form, 29.13 additive.
-    - Delta's block form reads finished blocks alone. To find the newest one its code subtracts the block before, not
-      the sum up to it, from the running sum. Here additive is for the full form.
+    - arXiv:2605.18855 describes Attention Residuals as attention over running sums; its code
+      (github.com/wdlctc/delta-attention-residuals-code) attends over outputs, as here. What Delta adds is the sum that
+      stays. Perplexity at 1B: 29.70 gpt, 33.36 full form, 29.13 additive.
+    - Delta's block form reads finished blocks alone. Here additive is for the full form.
 """
 import math
 from dataclasses import dataclass
@@ -213,7 +211,7 @@ class Sources:
         if self.l == 0:
             return self.done[0]
         sources = self.done + ([] if self.partial is None else [self.partial])
-        if self.l > len(self.attention.query):                                      # the head, if additive
+        if self.config.additive and self.l == 2 * self.config.n_layer:              # the head
             return sum(sources)
         alpha = self.attention(self.l, self.scores, self.partial).type_as(sources[0])   # else the states would be fp32
         mean = sum(a[..., None] * v for a, v in zip(alpha.unbind(-1), sources))

@@ -90,7 +90,7 @@ class Config:
         return self.d_model // self.n_head
 
     @property
-    def n_heads(self):
+    def stream_heads(self):
         """{stream: its number of heads} of the streams that mix."""
         return {s: self.n_head if s in "qg" else self.n_kv_head for s in self.mix_streams}
 
@@ -160,18 +160,21 @@ class Anchor(nn.Module):
 
     def __init__(self, c):
         super().__init__()
-        self.n_heads = c.n_heads
+        self.stream_heads = c.stream_heads
         if c.anchor == "external":
-            self.proj = nn.Linear(c.d_model, sum(c.n_heads.values()) * c.d_head, bias=False)
+            self.proj = nn.Linear(c.d_model, sum(c.stream_heads.values()) * c.d_head, bias=False)
         self.norms = nn.ModuleDict({f"{s}_norm": RMSNorm(c.d_head, c.norm_eps) if s in c.norm_streams else nn.Identity()
                                     for s in c.mix_streams})
 
-    def forward(self, source):
-        """source: x_0 (B, T, C), or the first layer's streams."""
-        if torch.is_tensor(source):
-            heads = self.proj(source).unflatten(-1, (sum(self.n_heads.values()), -1))           # (B, T, all heads, D)
-            source = dict(zip(self.n_heads, heads.split(list(self.n_heads.values()), dim=2)))
-        return {s: self.norms[f"{s}_norm"](source[s]) for s in self.n_heads}
+    def project(self, x_0):
+        """The streams {stream: (B, T, heads, D)} that W_anc makes of x_0 (B, T, C)."""
+        numbers = list(self.stream_heads.values())
+        heads = self.proj(x_0).unflatten(-1, (sum(numbers), -1))                    # (B, T, all heads, D)
+        return dict(zip(self.stream_heads, heads.split(numbers, dim=2)))
+
+    def forward(self, streams):
+        """The anchors: W_anc's or the first layer's streams, with their norms."""
+        return {s: self.norms[f"{s}_norm"](streams[s]) for s in self.stream_heads}
 
 
 class Gamma(nn.Module):
@@ -192,12 +195,12 @@ class Mix(nn.Module):
     def __init__(self, c):
         super().__init__()
         self.mix_streams, self.d_head = c.mix_streams, c.d_head
-        shapes = {s: dict(elementwise=(n, c.d_head), headwise=(n, 1), scalar=(1, 1)) for s, n in c.n_heads.items()}
+        shapes = {s: dict(elementwise=(n, c.d_head), headwise=(n, 1), scalar=(1, 1)) for s, n in c.stream_heads.items()}
         self.lambda_anchor = nn.ParameterDict({s: torch.empty(shapes[s][c.granularity]) for s in shapes})
         self.lambda_self = nn.ParameterDict({s: torch.empty(shapes[s][c.granularity]) for s in shapes})
         self.gamma = Gamma(c.d_model, 2 * len(shapes)) if c.mixing == "dynamic" else None
 
-    def own(self, s, weight):
+    def fold(self, s, weight):
         """lambda_self * W of stream s (heads D, C): (lambda_self * W) x is lambda_self * (W x) with fewer bytes."""
         return (self.lambda_self[s][..., None] * weight.unflatten(0, (-1, self.d_head))).flatten(0, 1)
 
@@ -206,10 +209,10 @@ class Mix(nn.Module):
         gamma = None if self.gamma is None else self.gamma(x)[..., None, None].unbind(2)    # 2 per stream, (B, T, 1, 1)
         mixed = dict(streams)
         for i, s in enumerate(self.mix_streams):                                    # a ParameterDict would sort them
-            a, own = self.lambda_anchor[s].type_as(x), streams[s]
+            a, lambda_S = self.lambda_anchor[s].type_as(x), streams[s]              # lambda_self * S, by fold()
             if gamma is not None:
-                a, own = gamma[2 * i] * a, gamma[2 * i + 1] * own
-            mixed[s] = a * anchors[s] + own
+                a, lambda_S = gamma[2 * i] * a, gamma[2 * i + 1] * lambda_S
+            mixed[s] = a * anchors[s] + lambda_S
         return mixed
 
 
@@ -232,7 +235,7 @@ class Attention(nn.Module):
         weights = {s: w.weight for s, w in zip("qkvg", (self.wq, self.wk, self.wv, self.gate)) if w is not None}
         if self.mix is not None:
             for s in self.mix.mix_streams:
-                weights[s] = self.mix.own(s, weights[s])
+                weights[s] = self.mix.fold(s, weights[s])
         return {s: F.linear(x, weight).unflatten(-1, (-1, self.d_head)) for s, weight in weights.items()}
 
     def forward(self, x, rope, cache=None, anchors=None):
@@ -319,7 +322,7 @@ class Model(nn.Module):
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
-        anchors = self.anchor(x) if self.config.anchor == "external" else None
+        anchors = self.anchor(self.anchor.project(x)) if self.config.anchor == "external" else None
         for i, block in enumerate(self.blocks):
             x, streams = block(x, rope, cache, anchors)
             if i == 0 and anchors is None:
@@ -377,7 +380,7 @@ class Model(nn.Module):
 
 def costs(c, T):
     """(extra parameters, extra forward FLOPs per token, numbers read per token) against gpt.py; T: the context."""
-    width, n_streams = sum(c.n_heads.values()) * c.d_head, len(c.n_heads)
+    width, n_streams = sum(c.stream_heads.values()) * c.d_head, len(c.stream_heads)
     lambdas = 2 * {"elementwise": width, "headwise": width // c.d_head, "scalar": n_streams}[c.granularity]
     proj = c.d_model * width if c.anchor == "external" else 0
     gamma, bias = (16 * (c.d_model + 2 * n_streams), 2 * n_streams) if c.mixing == "dynamic" else (0, 0)

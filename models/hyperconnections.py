@@ -7,7 +7,7 @@ with its norm) reads one mixture of them. Its output is added to n other mixture
     static     learned numbers, the paper's A_m, B and A_r^T; at the start one-hot at k mod n, ones, identity
     dynamic    static + scale * tanh( LN(X_s) W ) per token. W (C, 2 + n) gives H_pre[s], H_post[s] and H_res[:, s]; it
                is zero at the start. H_pre and H_res share one scale, H_post has the other. LN and RN are LayerNorm and
-               RMSNorm without parameters; map_norm=rms has RN for LN
+               RMSNorm without parameters
     manifold   mHC, arXiv:2512.24880: z = alpha * ( RN(X_1 .. X_n) phi ) + bias, one RN over all n C numbers of a token;
                H_pre = sigmoid(z_pre), H_post = 2 sigmoid(z_post), H_res = sinkhorn(z_res). H_res is doubly stochastic,
                so that products of it over depth cannot grow
@@ -24,11 +24,12 @@ Changed from gpt.py: Config, Config.__post_init__, Block.__init__, Block.forward
 Equal to gpt.py when: the maps are those of the start, in every setting, up to norm_eps: the streams are equal, and all
     readers normalise. H_pre prefers another stream in each sublayer, else the streams would stay equal for ever.
 Paper and code:
-    - The paper's LayerNorm has gain and bias in its code and none in its parameter counts. Here it has none.
+    - The paper's LayerNorm has gain and bias in its code and none in its parameter counts. Here it has none. As a
+      baseline of SATFormer it has an RMSNorm in the code, layer normalization in the paper.
     - The paper scales the initial std of wo and w_down by sqrt(n) (up or down is not clear) and decays W. Here neither,
       so that all models start and train alike.
-    - mHC gives alpha = 0.01 and 20 steps, but neither phi nor bias. Here phi = 0. The bias is 1 or -1 for H_pre and 0
-      or -8 for H_res as in mHC-lite's code, but 0 for H_post; with its 1 or -1 the model would not start as gpt.py.
+    - mHC gives alpha = 0.01 and 20 steps, but neither phi nor bias. Here phi = 0, and the biases are those of
+      mHC-lite's code (1 or -1 for H_pre, 0 or -8 for H_res), but 0 for H_post: 2 sigmoid(0) = 1, as in gpt.py.
     - Here H_res of the first and last sublayer is I with manifold and lite: equal streams, and the sum of the streams,
       are the same under any doubly stochastic map.
     - DeepSeek-V4's code adds an eps to sigmoids and sums, and its head learns its mixture. Here neither.
@@ -60,7 +61,6 @@ class Config:
     connection: str = "dynamic"     # static | dynamic | manifold | lite (mHC-lite) | identity (H_res = I)
     n_streams: int = 4              # parallel residual streams: n, the paper's expansion rate
     tanh: bool = True               # dynamic: tanh bounds the dynamic part
-    map_norm: str = "layer"         # dynamic: norm before the maps are made, layer (the paper) | rms (SATFormer's code)
     sinkhorn_steps: int = 20        # manifold: times that columns and rows of H_res are normalised
 
     def __post_init__(self):
@@ -85,10 +85,6 @@ class Config:
             raise ValueError(f"connection lite has n_streams! permutations: at most 6 streams, not {self.n_streams}")
         if not self.tanh and self.connection != "dynamic":
             raise ValueError(f"tanh belongs to connection dynamic, not to {self.connection}")
-        if self.map_norm not in ("layer", "rms"):
-            raise ValueError(f"map_norm must be layer or rms, not {self.map_norm!r}")
-        if self.map_norm == "rms" and self.connection != "dynamic":
-            raise ValueError(f"map_norm belongs to connection dynamic, not to {self.connection}")
         if self.sinkhorn_steps < 1:
             raise ValueError(f"sinkhorn_steps must be positive, not {self.sinkhorn_steps}")
 
@@ -200,7 +196,7 @@ class HyperConnection(nn.Module):
         super().__init__()
         n, dynamic = c.n_streams, c.connection == "dynamic"
         self.favourite = k % n                                                      # the stream it reads at the start
-        self.tanh, self.center, self.eps = c.tanh, c.map_norm == "layer", c.norm_eps
+        self.tanh, self.eps = c.tanh, c.norm_eps
         self.static = nn.Parameter(torch.empty(n, 2 + n))               # row s: H_pre[s], H_post[s], H_res[:, s]
         self.dynamic = nn.Parameter(torch.empty(c.d_model, 2 + n)) if dynamic else None     # W
         self.scale = nn.Parameter(torch.empty(2)) if dynamic else None              # of H_pre and H_res, of H_post
@@ -214,11 +210,10 @@ class HyperConnection(nn.Module):
         return maps[..., 0], maps[..., 1], maps[..., 2:].mT
 
     def project(self, x):
-        """LN(x) W or RN(x) W of x (B, T, C) -> (B, T, 2 + n). The product is first: no normalised stream is stored."""
-        W = self.dynamic - self.dynamic.mean(0) if self.center else self.dynamic    # (x - mean(x)) W = x (W - mean(W))
+        """LN(x) W of x (B, T, C) -> (B, T, 2 + n). The product is first: no normalised stream is stored."""
+        W = self.dynamic - self.dynamic.mean(0)                                     # (x - mean(x)) W = x (W - mean(W))
         y = x.to(torch.promote_types(x.dtype, torch.float32))
-        square = y.var(-1, keepdim=True, correction=0) if self.center else y.square().mean(-1, keepdim=True)
-        return (x @ W) * torch.rsqrt(square + self.eps)
+        return (x @ W) * torch.rsqrt(y.var(-1, keepdim=True, correction=0) + self.eps)
 
 
 @torch.compiler.nested_compile_region                               # compiled once, not once per sublayer

@@ -13,12 +13,10 @@ dynamic=False too, the sums of denseformer.py); streams="kvr" mixes no q, which 
 whatever streams says.
 pre_post_norm (section 2.5, for deep models): X^c = X_i + norm'_c( sum_j A_i[c, j] norm_j(X_j) ); A_i reads the raw X_i.
 Sparse forms, also together: mixtures only after every `period`-th block and the last; only sources j = i modulo
-`dilation`; only the last `window` outputs and the embedding; mixtures only after the last `last_k` blocks. last_k=2
-with streams="vr" is the form of github.com/KellerJordan/modded-nanogpt, pull request 259 in its first version (3.2867
--> 3.2783, ten runs each, +1.9% time), which became record 81; last_k=0 with multiway=False mixes nothing:
-Transformer++ with ffn_realloc, of the paper's table 5.
-Costs sum_i (C K_i + K_i^2 + K_i) + 2 C (L-1) parameters, with K_i = 4 (i+1) for i < L and K_L = L + 1. w1 and w2 cost
-two FLOPs per weight and token, the sums 2 C K_i; those after block i read i earlier outputs.
+`dilation`; only the last `window` outputs and the embedding; mixtures only after the last `last_k` blocks. last_k=0
+with multiway=False mixes nothing: Transformer++ with ffn_realloc, of the paper's table 5.
+Costs n S (C + n S + 1) parameters per A_i, two FLOPs per token for each weight of w1 and w2, 2 C n S for the sums,
+which read S - 1 earlier outputs (the head's: n = 1, S = L + 1). norm_k and norm_v add 2 C (L-1) parameters.
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.forward, Block.__init__, Block.forward, Model.__init__,
     Model.init_weights, Model.forward
@@ -26,8 +24,8 @@ Equal to gpt.py when: ffn_realloc=False, at the start: w2 = 0 and a_i = 1 for j 
 Optimizer: w1, w2 and a go to AdamW at mix_lr, also beside Muon; they are not in the blocks. The paper has a weight
     decay of 0.1 and names no exception; here nothing outside the blocks decays.
 Paper and code (github.com/Caiyun-AI/MUDDFormer):
-    - The code makes w1_i 64 (K_i // 64 + 1) wide, the last 64 (4 K_L // 64 + 1), and MLPs a multiple of 128. Here it is
-      the paper's K_i, and a multiple of 64. released=True takes the code's widths, for the released weights.
+    - The code makes w1_i 64 (n S // 64 + 1) wide, the last 64 (4 n S // 64 + 1), and MLPs a multiple of 128. Here it is
+      the paper's n S, and a multiple of 64. released=True takes the code's widths, for the released weights.
     - The PyTorch code rounds the rotary table to bfloat16; here it is not rounded.
     - The JAX code has the tanh form of GELU, and norm' on r alone, by operator precedence; here GELU is exact, as in
       the PyTorch code, and norm' is on all streams, as in the paper.
@@ -36,8 +34,8 @@ Paper and code (github.com/Caiyun-AI/MUDDFormer):
       as in the code.
     - Outside the mixtures the paper starts with Xavier normal; here with the common 0.02.
     - The gate of gated attention, not in the paper, reads the query input.
-    - That pull request reads two or three chosen states of eleven blocks, scales A by 0.2 / sqrt(S), makes it from X_i
-      without RN, and adds X^v to the values behind wv. Here the trimmed form is the paper's, its last mixtures alone.
+    - last_k=2 with streams="vr" is near pull request 259 of github.com/KellerJordan/modded-nanogpt (first version: loss
+      3.2867 -> 3.2783, +1.9% time), which differs in the sources, the scale of A and the place of X^v.
 """
 import math
 from dataclasses import dataclass
@@ -72,7 +70,7 @@ class Config:
     dilation: int = 1               # sources are every dilation-th block output
     window: int | None = None       # sources are the last so many block outputs, and the embedding; None: all
     last_k: int | None = None       # mixtures after the last k blocks only; None: after all of them
-    released: bool = False          # widths as in the released weights: of w1 64 (K_i // 64 + 1), of MLPs 128 n
+    released: bool = False          # widths as in the released weights: of w1 64 (n S // 64 + 1), of MLPs 128 m
 
     def __post_init__(self):
         if self.n_kv_head is None:

@@ -9,9 +9,8 @@ X_i. For block i + 1, i = 1 .. L-1:
     X_{i+1} = H + sum_{m among the k largest r} r_m expert_m(norm(H)),   r = softmax(W norm(H)), m = 1 .. E
 Block 1 reads X_0, with one norm. The head reads one more mixture (r) of X_0 .. X_L. muddformer.py has the same with one
 MLP and the paper's ablations. All experts have the same width in all blocks.
-Costs sum_i (C K_i + K_i^2 + K_i) + 2 C (L-1) parameters more than kern.py, with K_i = 4 (i+1) for i < L and
-K_L = L + 1. w1 and w2 cost two FLOPs per weight and token, the sums 2 C K_i; those after block i read i earlier
-outputs.
+Costs n S (C + n S + 1) parameters per A_i, two FLOPs per token for each weight of w1 and w2, 2 C n S for the sums,
+which read S - 1 earlier outputs (the head's: n = 1, S = L + 1). The norms add 2 C (L-1) parameters.
 
 Changed from kern.py: Config, Attention.forward, Block.__init__, Block.forward, Model.__init__, Model.init_weights,
     Model.forward
@@ -302,7 +301,7 @@ class DenseConnections(nn.Module):
 
     def __init__(self, c, i, streams):
         super().__init__()
-        self.streams, self.sources = streams, list(range(i + 1))                    # names, for who looks inside
+        self.streams, self.sources = streams, list(range(i + 1))                    # for probes/
         self.weights = DynamicWeights(c, len(streams), i + 1)
 
     def forward(self, outputs):

@@ -8,9 +8,8 @@ each a weighted sum of all outputs so far. The weights are made per token from X
 Block 1 reads X_0, with one norm before its attention. The head reads one more mixture (r) of X_0 .. X_L. MLP widths
 grow linearly from 0.5 to 1.5 d_ff over the depth (ffn_realloc). muddformer.py has the same on gpt.py, with the paper's
 ablations.
-Costs sum_i (C K_i + K_i^2 + K_i) + 4 C (L-1) parameters more than pythia.py, with K_i = 4 (i+1) for i < L and
-K_L = L + 1. w1 and w2 cost two FLOPs per weight and token, the sums 2 C K_i; those after block i read i earlier
-outputs.
+Costs n S (C + n S + 1) parameters per A_i, two FLOPs per token for each weight of w1 and w2, 2 C n S for the sums,
+which read S - 1 earlier outputs (the head's: n = 1, S = L + 1). The norms add 4 C (L-1) parameters.
 
 Changed from pythia.py: Config, Config.__post_init__, Attention.forward, Block.__init__, Block.forward, Model.__init__,
     Model.init_weights, Model.forward
@@ -19,8 +18,8 @@ Optimizer: w1, w2 and a go to AdamW at mix_lr, also beside Muon; they are not in
 Paper and code (github.com/Caiyun-AI/MUDDFormer):
     - The paper says that all but the connections is Pythia's; the released weights have QK norm, which is not here.
     - As in the code, the MLP reads the mixture r, and the first block has one norm for q, k and v.
-    - The code makes w1_i 64 (K_i // 64 + 1) wide, the last 64 (4 K_L // 64 + 1), and MLPs a multiple of 128. Here it is
-      the paper's K_i, and a multiple of 64.
+    - The code makes w1_i 64 (n S // 64 + 1) wide, the last 64 (4 n S // 64 + 1), and MLPs a multiple of 128. Here it is
+      the paper's n S, and a multiple of 64.
 """
 import math
 from dataclasses import dataclass
@@ -172,7 +171,7 @@ class DenseConnections(nn.Module):
 
     def __init__(self, c, i, streams):
         super().__init__()
-        self.streams, self.sources = streams, list(range(i + 1))                    # names, for who looks inside
+        self.streams, self.sources = streams, list(range(i + 1))                    # for probes/
         self.weights = DynamicWeights(c, len(streams), i + 1)
 
     def forward(self, outputs):

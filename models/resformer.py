@@ -6,12 +6,12 @@ Queries, keys and the first layer stay as they are. `value_mix` is one of
     identity    lambda1 = lambda2 = 0.5
     constant    lambda1 = 2, lambda2 = 1
     learnable   two learned scalars per layer, both 0.5 at the start
-    plus        lambda1_n = scale * softmax(l)_n over the reading layers, with scale, l and lambda2 learned; below, l is
-                the parameter `lambda1`, scale is `lambda_scale` (Learnable ResFormer Plus, the paper's best)
+    plus        lambda1_n = scale * softmax(l)_n over the reading layers, with scale, l and lambda2 learned
+                (Learnable ResFormer Plus, the paper's best)
 `last_k` restricts the reading to the last k layers. With value_mix="learnable" it is ExoFormer's ResFormer row, with
 gate="elementwise" too its "naive combination" (arXiv:2601.08131, which does not say whether lambdas are scalars).
-Costs per reading layer 2 parameters (learnable and plus), 3 K D FLOPs per token and K D numbers read per token; plus
-has one more parameter in all.
+Costs per reading layer 2 parameters (learnable and plus), 3 K D FLOPs and K D numbers of v_1 read per token; plus has
+one more parameter in all.
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.forward, Block.forward, Model.__init__, Model.init_weights,
     Model.forward
@@ -170,11 +170,10 @@ class ValueMix(nn.Module):
     def __init__(self, kind, n):
         super().__init__()
         self.kind, self.n = kind, n
-        if kind in ("learnable", "plus"):
-            self.lambda1 = nn.Parameter(torch.empty(n))         # plus: l, the logits of the softmax over the layers
-            self.lambda2 = nn.Parameter(torch.empty(n))
+        if kind == "learnable":
+            self.lambda1, self.lambda2 = nn.Parameter(torch.empty(n)), nn.Parameter(torch.empty(n))
         if kind == "plus":
-            self.lambda_scale = nn.Parameter(torch.empty(()))
+            self.scale, self.l, self.lambda2 = (nn.Parameter(torch.empty(shape)) for shape in ((), n, n))
 
     def forward(self):
         if self.kind == "identity":
@@ -183,7 +182,7 @@ class ValueMix(nn.Module):
             return [2.0] * self.n, [1.0] * self.n
         if self.kind == "learnable":
             return self.lambda1, self.lambda2
-        return self.lambda_scale * self.lambda1.softmax(0), self.lambda2
+        return self.scale * self.l.softmax(0), self.lambda2
 
 
 class MLP(nn.Module):
@@ -233,11 +232,11 @@ class Model(nn.Module):
         """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
         for name, p in self.named_parameters():
             module, last = f".{name}".split(".")[-2:]
-            if last == "lambda1":
-                p.fill_(0.0 if self.config.value_mix == "plus" else 0.5)
-            elif last == "lambda2":
+            if last in ("lambda1", "lambda2"):
                 p.fill_(0.5)
-            elif last == "lambda_scale":
+            elif last == "l":
+                p.zero_()
+            elif last == "scale":
                 p.fill_(self.config.last_k)
             elif module.endswith("norm"):
                 p.fill_(1.0)
@@ -324,9 +323,7 @@ def neutral(model):
     """Sets the parameters for which the model is gpt.py's. ValueError for settings without such values."""
     if model.config.value_mix not in ("learnable", "plus"):
         raise ValueError(f"value_mix {model.config.value_mix} has no parameters to set")
-    if model.config.value_mix == "plus":
-        model.value_mix.lambda_scale.zero_()
-    model.value_mix.lambda1.zero_()
+    (model.value_mix.scale if model.config.value_mix == "plus" else model.value_mix.lambda1).zero_()
     model.value_mix.lambda2.fill_(1.0)
 
 

@@ -11,7 +11,7 @@ Block i = 0 .. n_layer - 1 is x <- x + mixer_i(a), a = norm(x), then the MLP as 
 GMU      mixer = wo( silu(w_gate(a)) * memory )     per token: earlier memories are not needed
 Mamba    mixer = wo( silu(w_z(a)) * y ),   y = s read + skip * u,   s <- exp(dt A) * s + (dt * u) write^T
          u = silu(conv(w_x(a))),   dt = softplus(w_dt(w_rank(u)) + dt_bias),   write = w_write(u),   read = w_read(u)
-with E = 2 d_model channels in u, dt, y, memory and skip (the parameter D), N = d_state numbers in write and read, and
+with E = 2 d_model channels in u, dt, y, memory and skip, N = d_state numbers in write and read, and
 a state s (E, N) per sequence, A = -exp(A_log). Parameters of the mixer in block i are blocks.i.attn, as in gpt.py.
 
 The scan over s takes the steps of all chunks of `scan_chunk` tokens at once. Backward repeats it, for one layer at a
@@ -26,7 +26,7 @@ Changed from gpt.py: Config, Config.__post_init__, apply_rope, Cache, Cache.__in
     Attention.__init__, Attention.forward, Block.__init__, Block.forward, Model.__init__, Model.init_weights,
     Model.forward, Model.rope, Model.generate
 Equal to gpt.py when: never. It has no positions, and a Mamba layer is no attention.
-Optimizer: the matrices of all mixers go to Muon; A_log, D, dt_bias and the convolution to AdamW at mix_lr, without
+Optimizer: the matrices of all mixers go to Muon; A_log, skip, dt_bias and the convolution to AdamW at mix_lr, without
     decay.
 Paper and code:
   - The code wants n_layer to be a multiple of 4, so that half = n_layer / 2.
@@ -334,7 +334,7 @@ class Mamba(nn.Module):
         self.w_write = nn.Linear(c.d_inner, c.d_state, bias=False)                  # B in the paper
         self.w_read = nn.Linear(c.d_inner, c.d_state, bias=False)                   # C in the paper
         self.A_log = nn.Parameter(torch.empty(c.d_inner, c.d_state))
-        self.D = nn.Parameter(torch.empty(c.d_inner))
+        self.skip = nn.Parameter(torch.empty(c.d_inner))
         self.wo = nn.Linear(c.d_inner, c.d_model, bias=False)
 
     def forward(self, x, memory, shared, cache=None):
@@ -358,7 +358,7 @@ class Mamba(nn.Module):
         state = torch.zeros(len(u), *self.A_log.shape, dtype=wide, device=u.device) if state is None else state
         dt, A = F.softplus(dt.to(wide) + self.dt_bias), -torch.exp(self.A_log)
         y, state = selective_scan(dt, u.to(wide), write.to(wide), read.to(wide), A, state, self.chunk)
-        return (y + self.D * u).type_as(u), state
+        return (y + self.skip * u).type_as(u), state
 
 
 class GMU(nn.Module):
@@ -433,7 +433,7 @@ class Model(nn.Module):
             module, last = f".{name}".split(".")[-2:]
             if last == "A_log":
                 p.copy_(torch.arange(1, p.size(1) + 1).log().expand_as(p))
-            elif last == "D":
+            elif last == "skip":
                 p.fill_(1.0)
             elif last == "dt_bias":
                 dt = torch.empty_like(p).uniform_(math.log(1e-3), math.log(1e-1)).exp()

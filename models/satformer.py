@@ -6,7 +6,7 @@ the layer's input, per token and per key/value head, so that access to early rep
 alpha_n (B, T, K) has one number per KV head; v_1 is the raw value projection of the first layer, not detached.
 `value_act` is act: relu (the paper's choice), sigmoid, tanh, identity, softmax (K times a softmax over the KV heads),
 softmax_sigmoid (that times sigmoid). `last_k` restricts the reading to the last k layers.
-Costs C K parameters, 2 C K + 2 K D FLOPs per token and K D numbers read per token, for each reading layer.
+Costs C K parameters, 2 C K + 2 K D FLOPs and K D numbers of v_1 read per token, for each reading layer.
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.__init__, Attention.forward, Block.forward,
     Model.init_weights, Model.forward

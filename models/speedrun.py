@@ -8,9 +8,8 @@ X_i the output of block i = 1 .. L; each idea has its own switch:
     lambdas       block i reads  resid_i x + x0_i X_0  in the place of x
     skip=unet     before that, the later half adds the output of the block opposite:  x <- x + skips_i X_{L+1-i}
     skip=backout  the head reads  X_L - backout X_{L//2+1},  without what served the later blocks alone
-When: x0 shortcut with both scalars in record 9 (2024-11-06), U-net in 11 (2024-11-10), value embeddings in 14 to 17
-(2024-12), back-out in 40 (2025-10-04), the gate in 55 (2025-12-29). nanochat has the scalars since commit aa530cd, the
-tables in every other block since e85db6b, back-out since a825e63. github.com/qlabs-eng/slowrun has scalars and U-net.
+modded-nanogpt has the scalars since record 9, U-net since 11, value embeddings since 14 to 17, back-out since 40, the
+gate since 55; nanochat has scalars, tables in every other block and back-out.
 Costs V K D + 12 K parameters per table, a number per skip and 2 per block for the scalars. A token pays 2 K D FLOPs
 and the gate per table, of which it reads K D numbers; 3 C per block for the scalars, which read C in all blocks but the
 first; and 2 C per skip, which reads C.
@@ -25,12 +24,10 @@ Paper and code:
     - Up to record 54 there are learned scalars, or nothing, where record 55 and nanochat have the gate.
     - Record 14 has a table per layer, records 17 to 62 have three tables, for the first and the last blocks. nanochat
       found every other block the best (its log of 2026-01-17), which is the form here.
-    - nanochat's gate read 32 channels until 2026-03; then 12, as in record 55, with a factor of 3. slowrun makes the
-      values from X_0 by matrices since 2026-03-01.
+    - nanochat's gate has a factor of 3 for the 2 of record 55.
     - x0 starts at 0 in record 9 and first in nanochat, then there at 0.1, since a825e63 from 0.20 down to 0.05 over the
       depth, with resid from 1.15 down to 1.05. skips start at 1, backout at nanochat's 0.2 (record 40: 0.5). Record
       40 backs out the output of block 9 of 12; record 45 keeps one skip alone.
-    - nanochat first saw no gain from back-out and a small loss from one skip (its log of 2026-01-16).
 """
 import math
 from dataclasses import dataclass
@@ -78,6 +75,8 @@ class Config:
             raise ValueError(f"skip must be none, unet or backout, not {self.skip!r}")
         if self.n_layer < {"none": 1, "unet": 2, "backout": 3}[self.skip]:
             raise ValueError(f"skip {self.skip} needs more layers than {self.n_layer}")
+        if self.value_embed and self.d_model < 12:
+            raise ValueError(f"value_embed has a gate that reads 12 of the channels: d_model {self.d_model} is less")
 
     @property
     def d_head(self):
@@ -158,7 +157,7 @@ class Attention(nn.Module):
         self.gate = nn.Linear(c.d_model, n_gate, bias=False) if n_gate else None
         own = c.value_embed and (c.n_layer - 1 - layer) % 2 == 0
         self.value_embed = nn.Embedding(c.vocab_size, c.n_kv_head * c.d_head) if own else None
-        self.value_gate = nn.Linear(min(12, c.d_model), c.n_kv_head, bias=False) if own else None
+        self.value_gate = nn.Linear(12, c.n_kv_head, bias=False) if own else None
 
     def forward(self, x, idx, rope, cache=None):
         B, T, _ = x.shape
@@ -166,7 +165,7 @@ class Attention(nn.Module):
         k = self.wk(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
         v = self.wv(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
         if self.value_embed is not None:
-            gate = 2 * self.value_gate(x[..., :self.value_gate.in_features]).sigmoid()      # (B, T, K)
+            gate = 2 * self.value_gate(x[..., :12]).sigmoid()                       # (B, T, K)
             v = v + gate[..., None] * self.value_embed(idx).view_as(v).type_as(v)
         q, k = apply_rope(self.q_norm(q), *rope), apply_rope(self.k_norm(k), *rope)
         y = attend(q, k, v, self.layer, cache)                                      # (B, T, H, D)
@@ -312,7 +311,7 @@ class Model(nn.Module):
 
 def costs(c, T):
     """(parameters, forward FLOPs per token, numbers read per token) more than gpt.py's, in a context of T tokens."""
-    C, L, values, n_gate = c.d_model, c.n_layer, c.n_kv_head * c.d_head, min(12, c.d_model) * c.n_kv_head
+    C, L, values, n_gate = c.d_model, c.n_layer, c.n_kv_head * c.d_head, 12 * c.n_kv_head
     tables, skips = (L + 1) // 2 * c.value_embed, {"none": 0, "unet": L // 2, "backout": 1}[c.skip]
     parameters = tables * (c.vocab_size * values + n_gate) + 2 * L * c.lambdas + skips
     flops = tables * (2 * n_gate + 2 * values) + 3 * L * C * c.lambdas + 2 * skips * C

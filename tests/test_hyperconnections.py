@@ -16,7 +16,7 @@ from nanodepth import record
 from nanodepth.devices import flops_per_token
 
 KINDS = ("static", "dynamic", "manifold", "lite", "identity")
-OWN = dict(connection="dynamic", n_streams=3, tanh=True, map_norm="layer", sinkhorn_steps=20)
+OWN = dict(connection="dynamic", n_streams=3, tanh=True, sinkhorn_steps=20)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ def maps(p, c, at, X):
         if c.connection == "dynamic":
             W, (s_alpha, s_beta) = p[f"{at}.dynamic"], p[f"{at}.scale"]
             for s in range(n):
-                x = layer_norm(X[s], c) if c.map_norm == "layer" else rms(X[s], c)
+                x = layer_norm(X[s], c)
                 z = [torch.dot(x, W[:, j]) for j in range(2 + n)]
                 z = [tanh(u) for u in z] if c.tanh else z
                 pre[s] = pre[s] + s_alpha * z[0]
@@ -119,7 +119,7 @@ def connections(model):
 
 
 CASES = [dict(connection=kind) for kind in KINDS] + [dict(connection=kind, n_streams=1) for kind in KINDS] + [
-    dict(tanh=False), dict(map_norm="rms"), dict(map_norm="rms", n_streams=1, tanh=False),
+    dict(tanh=False),
     dict(n_streams=5, gate="elementwise", n_layer=1), dict(connection="static", gate="headwise", tie_embeddings=True),
     dict(connection="manifold", sinkhorn_steps=1),
     dict(connection="manifold", sinkhorn_steps=2, n_streams=2, n_kv_head=4), dict(connection="manifold", n_layer=1),
@@ -281,7 +281,7 @@ def test_parameter_counts_of_the_papers():
 
 def test_maps_are_fp32_under_autocast():
     """And streams are bf16. In bf16 the maps would round what tanh adds to a 1, at most 0.01, to one of two values."""
-    for options in [dict(connection=kind) for kind in KINDS] + [dict(map_norm="rms")]:
+    for options in [dict(connection=kind) for kind in KINDS]:
         model = randomised(**options).float()
         seen = []
         hooks = [m.register_forward_hook(lambda m, inputs, maps: seen.append(
@@ -311,7 +311,7 @@ def test_the_streams_are_bf16_under_autocast():
 
 
 @pytest.mark.parametrize("options", [dict(connection=kind, n_streams=n, n_layer=n_layer) for kind in KINDS
-                                     for n, n_layer in ((1, 3), (2, 1), (4, 3))] + [dict(map_norm="rms")], ids=str)
+                                     for n, n_layer in ((1, 3), (2, 1), (4, 3))], ids=str)
 def test_costs(options):
     """Parameters and FLOPs of the maps are counted; the FLOPs of mixing, 2 C per entry of the maps, no counter sees."""
     model = build(**options)

@@ -20,10 +20,10 @@ def resformer(p, c, x):
     def lambdas(i):
         if c.value_mix in ("identity", "constant"):
             return (0.5, 0.5) if c.value_mix == "identity" else (2.0, 1.0)
-        l1, l2 = p["value_mix.lambda1"], p["value_mix.lambda2"]
+        l1, l2 = p["value_mix.l" if c.value_mix == "plus" else "value_mix.lambda1"], p["value_mix.lambda2"]
         if c.value_mix == "learnable":
             return l1[i], l2[i]
-        return p["value_mix.lambda_scale"] * softmax([l1[j] for j in range(len(layers))])[i], l2[i]
+        return p["value_mix.scale"] * softmax([l1[j] for j in range(len(layers))])[i], l2[i]
 
     def mix(n, a, S):
         if n == 0:
@@ -56,7 +56,7 @@ def test_initial_values():
 
 
 def test_groups():
-    mixing = {"value_mix.lambda1", "value_mix.lambda2", "value_mix.lambda_scale"}
+    mixing = {"value_mix.l", "value_mix.lambda2", "value_mix.scale"}
     assert own_groups(setup("resformer", **OWN)[0]) == (set(), mixing)
 
 

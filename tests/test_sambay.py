@@ -43,7 +43,7 @@ def mamba(p, c, at, a):
         write, read, y = linear(p, f"{at}.w_write", u), linear(p, f"{at}.w_read", u), []
         for e in range(E):
             state[e] = torch.exp(-dt[e] * torch.exp(p[f"{at}.A_log"][e])) * state[e] + dt[e] * write * u[e]
-            y.append(torch.dot(read, state[e]) + p[f"{at}.D"][e] * u[e])
+            y.append(torch.dot(read, state[e]) + p[f"{at}.skip"][e] * u[e])
         ys.append(torch.stack(y))
         out.append(linear(p, f"{at}.wo", ys[-1] * silu(z[t])))
     return out, ys
@@ -211,7 +211,7 @@ def test_groups(gmu, more):
     matrices, mixing = own_groups(setup(gmu=gmu)[0])
     own = {"w_x", "w_z", "w_rank", "w_dt", "w_write", "w_read", "w_gate"}
     assert {key.split(".")[-2] for key in matrices} == own | more
-    assert {key.split(".")[-1] for key in mixing} == {"A_log", "D", "dt_bias", "conv_weight", "conv_bias"}
+    assert {key.split(".")[-1] for key in mixing} == {"A_log", "skip", "dt_bias", "conv_weight", "conv_bias"}
 
 
 def test_training_keeps_no_states():
@@ -350,7 +350,7 @@ def test_initial_values():
     model = models.build("sambay", n_layer=8, d_model=128, n_head=4, vocab_size=50, d_state=5)
     for block in model.blocks[:6:2]:
         layer = block.attn
-        assert torch.equal(layer.A_log, torch.tensor([1.0, 2, 3, 4, 5]).log().expand(256, 5)) and (layer.D == 1).all()
+        assert torch.equal(layer.A_log, torch.tensor([1.0, 2, 3, 4, 5]).log().expand(256, 5)) and (layer.skip == 1).all()
         dt = torch.nn.functional.softplus(layer.dt_bias)
         assert 1e-3 * 0.999 < dt.min() < 2e-3 and 0.05 < dt.max() < 0.1 * 1.001
         assert abs(dt.log().mean() - math.log(1e-2)) < 0.3

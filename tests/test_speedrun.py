@@ -14,7 +14,7 @@ from nanodepth import record
 OWN = dict(value_embed=True, lambdas=True, skip="unet")
 CASES = GATED + [dict(skip="backout"), dict(skip="none"), dict(n_layer=4), dict(n_layer=5), dict(n_layer=2),
                  dict(lambdas=False), dict(value_embed=False), dict(n_layer=4, skip="backout", n_kv_head=4),
-                 dict(value_embed=False, lambdas=False, n_layer=4), dict(d_model=8, n_head=2, n_kv_head=1)]
+                 dict(value_embed=False, lambdas=False, n_layer=4), dict(d_model=12, n_head=2, n_kv_head=1)]
 
 
 def speedrun(p, c, x, ids):

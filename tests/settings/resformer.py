@@ -9,4 +9,4 @@ BAD = [
     dict(value_mix="x"), dict(last_k=3),
 ]
 COMPILED = [dict()]
-CHANGED = ("self.lambda1.softmax(0)", "self.lambda1.sigmoid()")
+CHANGED = ("self.l.softmax(0)", "self.l.sigmoid()")
