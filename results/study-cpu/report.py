@@ -43,8 +43,8 @@ CLAIMS = (  # the first has the lower loss, says
     ("muddmoe", "kern-softmax", "MUDDFormer, figure 5"))
 
 
-FRONT = ("gpt-gated", "resformer", "satformer", "exoformer", "exoformer-dynamic", "muddformer", "attnres",
-         "denseformer", "hyperconnections")                         # in the repository's README
+FRONT = ("gpt-gated", "resformer", "satformer", "exoformer", "muddformer", "attnres", "denseformer",
+         "hyperconnections", "speedrun")                            # in the repository's README
 
 
 TRIES = {  # names of logs, with system and rates; head; the number of tries among which is chosen, which if not all
