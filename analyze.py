@@ -10,8 +10,9 @@ different tokens are kept apart, the largest group first: curves.md has a table 
 of the first, curves-2.json of the second. A picture shows the baseline and at most eight systems, the lowest final
 losses first: curves.png, curves-page2.png; of the second group curves-2.png.
 
-probe: models are watched through hooks while they read the validation split, in fp32. Any model can be watched whose
-blocks have `attn`, `mlp` and `mlp_norm`; what is particular to it is in probes/NAME.py.
+probe: models are watched through hooks while they read the validation split, in fp32. Any model can be watched that has
+`embed`, `blocks`, `final_norm` and `head`, and whose blocks have `attn`, `mlp_norm` and `mlp`; what is particular to it
+is in probes/NAME.py.
 """
 import json
 import sys
@@ -20,12 +21,12 @@ from pathlib import Path
 import torch
 
 import models
+import nanodepth
 import probes
 from nanodepth import curves, pictures, record, runs
 from nanodepth.devices import find_device, machine_errors
-from nanodepth.options import Parser, UserError, escaped, run_folder, run_script, user_errors
+from nanodepth.options import Parser, UserError, escaped, run_folder, run_script
 from nanodepth.shards import run_data
-from nanodepth.tokenizers import run_tokenizer
 
 
 def compare(args):
@@ -34,12 +35,12 @@ def compare(args):
     for run in dict.fromkeys(str(Path(run)) for run in args.runs):
         try:
             found.append(curves.read_log(run))
-        except ValueError as e:
+        except UserError as e:
             if not Path(run).exists():
                 raise
             skipped.append(str(e))
     if not found:
-        raise ValueError(skipped[0])
+        raise UserError(skipped[0])
     found, repeats = curves.newest(found)
     skipped += [f"{old}: {new} is the same system with the same seed, and newer" for old, new in repeats]
     for message in skipped:                                                 # of runs/*, the one that has only begun
@@ -47,7 +48,7 @@ def compare(args):
     groups = [(heading, curves.systems(some)) for heading, some in curves.comparable(found)]
     names = [name for _, systems in groups for name in systems]
     if args.baseline and args.baseline not in names:
-        raise ValueError(f"no system {args.baseline!r} among the runs: choose from {', '.join(map(repr, names))}")
+        raise UserError(f"no system {args.baseline!r} among the runs: choose from {', '.join(map(repr, names))}")
     if len(groups) > 1:
         print(f"analyze.py: the runs were validated on {len(groups)} different sets of tokens, and only losses on the "
               "same tokens can be compared: a table and a picture of each", file=sys.stderr)
@@ -71,7 +72,7 @@ def probe(args):
     if len(set(names)) < len(names):
         names = [str(run).strip("/").replace("/", "-") for run in args.runs]
     if len(set(names)) < len(names):
-        raise ValueError("a run is given twice")
+        raise UserError("a run is given twice")
     for run in args.runs:                                                   # before minutes of work
         runs.read_checkpoint(run)
     device, found = find_device(args.device), {}
@@ -99,12 +100,11 @@ def copied(repeated, others, share):
 
 
 def measure(run, args, device):
-    """All numbers of a run's model. ValueError, with the run's name, for a run that cannot be measured."""
-    model, config = runs.load(run, device)
+    """All numbers of a run's model. UserError, with the run's name, for a run that cannot be measured."""
+    model, tokenizer, config = nanodepth.load(run, device)
     data, T = run_data(run, config, args.data), config["options"]["seq_len"]
     if T < 2:
-        raise ValueError(f"{run} was trained on sequences of {T} token: probes need 2")
-    tokenizer = run_tokenizer(run, config)
+        raise UserError(f"{run} was trained on sequences of {T} token: probes need 2")
     ends = [tokenizer.encode_ordinary(text) for text in (".", "\n")]
     quiet = torch.tensor(sorted({tokenizer.eot_token, *(ids[0] for ids in ends if len(ids) == 1)}), device=device)
     batches = []
@@ -113,12 +113,12 @@ def measure(run, args, device):
         if full.any():
             batches.append((idx[full].to(device), targets[full].to(device)))
     if not batches:
-        raise ValueError(f"--tokens {args.tokens} and the validation split of {data.path} must hold one sequence of "
-                         f"{T} tokens")
+        raise UserError(f"--tokens {args.tokens} and the validation split of {data.path} must hold one sequence of "
+                        f"{T} tokens")
     try:
         numbers = record.measure(model, batches, quiet, probes.find(config["model"]))
-    except ValueError as e:
-        raise ValueError(f"{run}: {e}") from None
+    except UserError as e:
+        raise UserError(f"{run}: {e}") from None
     return {"run": str(run), "model": config["model"], "step": runs.read_checkpoint(run)["step"], **numbers}
 
 
@@ -174,7 +174,6 @@ def parse(argv):
     return args
 
 
-@user_errors()
 @machine_errors("lower --batch_tokens")
 def main(argv):
     args = parse(argv)

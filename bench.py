@@ -45,14 +45,14 @@ import models  # noqa: E402
 from nanodepth import presets, runs, timing  # noqa: E402
 from nanodepth.devices import (cast_weights, choose_dtype, find_device, machine_errors, out_of_memory,  # noqa: E402
                                peak_flops, processor)
-from nanodepth.options import Parser, UserError, out_file, parse_spec, pick, run_script, user_errors  # noqa: E402
+from nanodepth.options import Parser, out_file, parse_spec, pick, run_script, user_errors  # noqa: E402
 from nanodepth.timing import Row  # noqa: E402
 
 SHAPE = dict(n_layer=12, d_model=384, n_head=6, vocab_size=8192, seq_len=512)       # without a preset
 FLAGS = ("n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "vocab_size", "seq_len")
 
 
-def options(argv):
+def parse(argv):
     """(arguments, shape of the models). Leaves with one line and code 2 if they are wrong."""
     parser = Parser("bench.py", description=__doc__)
     parser.add_argument("--models", nargs="+", metavar="NAME[:option=value...]",
@@ -145,22 +145,25 @@ def attempt(spec, args, shape, work, results):
             torch.cuda.empty_cache()
 
 
+def in_turns(pair, rounds):
+    """Every row of the pair once a round, the other one first each time."""
+    return [each for i in range(rounds) for each in (pair if i % 2 else pair[::-1])]
+
+
 def compare(row, base, args, rates):
     """All figures of a row that has started, beside those of its gpt, from interleaved rounds; row may be that gpt."""
     pair = [base] if row is base else [base, row]
     for each in pair:
         each.times, each.decode_times = [], []
-    for i in range(args.rounds):
-        for each in pair if i % 2 else pair[::-1]:
-            each.times.append(each.step())
+    for each in in_turns(pair, args.rounds):
+        each.times.append(each.step())
     for each in pair:
         each.peak = each.peak_bytes()
     if args.new_tokens and hasattr(row.model, "generate"):
         for each in pair:
             each.decode()                                                           # compiles
-        for i in range(args.rounds):
-            for each in pair if i % 2 else pair[::-1]:
-                each.decode_times.append(each.decode())
+        for each in in_turns(pair, args.rounds):
+            each.decode_times.append(each.decode())
     return result(row, base, args, *rates)
 
 
@@ -263,9 +266,8 @@ def decode_after(row, base, args):
             forward = each.model.forward
             steps[each] = torch.compile(forward, fullgraph=True, dynamic=False) if args.compile else forward
             each.decode_after(steps[each], caches[each], context)                   # compiles
-        for i in range(args.rounds):
-            for each in pair if i % 2 else pair[::-1]:
-                seconds[each].append(each.decode_after(steps[each], caches[each], context))
+        for each in in_turns(pair, args.rounds):
+            seconds[each].append(each.decode_after(steps[each], caches[each], context))
         out.append({"model": row.label, "against": base.label, "context": context,
                     "cache_bytes": sum(t.nbytes for t in held), "fixed_bytes": sum(t.nbytes for t in row.cache(0)[1]),
                     "decode_tokens_per_s": 1 / median(seconds[row]),
@@ -321,7 +323,7 @@ def run(groups, args, shape, device, batch):
 
 @machine_errors("lower --batch or take a smaller shape")
 def main(argv):
-    args, shape = options(argv)
+    args, shape = parse(argv)
     specs = args.models or models.names()
     if args.ranks:
         print("\n".join(ranks_table(specs, shape, args.ranks, args.dtype.replace("auto", "bf16"))))
@@ -346,14 +348,10 @@ def main(argv):
             "shape": shape_of(next(iter(groups)), args, shape), "seq_len": args.seq_len, "batch": args.batch,
             "dtype": args.dtype, "compile": args.compile, "rounds": args.rounds, "prompt": args.prompt,
             "new_tokens": args.new_tokens, **extra}
-    try:
-        if args.json:
-            figures = head | {"decode" if args.decode else "models": results}
-            runs.write_report(args.json, json.dumps(figures, indent=1) + "\n")
-    except OSError as e:
-        raise UserError(f"--json {args.json} could not be written: {e.strerror}") from None
-    finally:
-        show(head, results)                                                 # written or not
+    show(head, results)                                                     # before the file, which may fail
+    if args.json:
+        figures = head | {"decode" if args.decode else "models": results}
+        runs.write_report(args.json, json.dumps(figures, indent=1) + "\n")
     return 0
 
 

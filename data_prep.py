@@ -26,7 +26,7 @@ from nanodepth.devices import machine_errors
 from nanodepth.download import complete, fetch_shard
 from nanodepth.options import ROOT, Parser, UserError, run_script, shell
 from nanodepth.runs import folder_atomically
-from nanodepth.shards import CHUNK, Data, Writer, find_folder, read_shard, split_of, write_meta
+from nanodepth.shards import CHUNK, Data, Writer, find_folder, finish_folder, read_shard, split_of, write_meta
 from nanodepth.texts import KNOWN, documents, text_files
 from nanodepth.tokenizers import MAX_VOCAB, load_tokenizer, token_bytes, train_bpe
 
@@ -82,27 +82,21 @@ def fill_folder(folder, texts, tokenizer, source, val_frac, shard_tokens=SHARD_T
             shutil.copyfile(tokenizer, folder / "tokenizer.tiktoken")
         tokenizer = "tokenizer.tiktoken"
     widths = token_bytes(encoding)
-    writers = {split: Writer(folder, split, shard_tokens) for split in ("train", "val")}
-    n_bytes = dict.fromkeys(writers, 0)
-
+    writers = {split: Writer(folder, split, shard_tokens, widths) for split in ("train", "val")}
     for split, tokens in encode(texts, encoding):
         writers[split].add(tokens)
-        n_bytes[split] += int(widths[tokens].sum())
     train, val = writers["train"], writers["val"]
     if val.tokens == 0 and val_frac and train.fill > 2:
         n = min(max(round(val_frac * train.tokens), 1), train.fill // 2)
         tail = train.buffer[train.fill - n:train.fill]
         val.add(np.concatenate(([encoding.eot_token], tail)))
         train.fill, train.tokens = train.fill - n, train.tokens - n
-        n_bytes["val"] = int(widths[tail].sum())
-        n_bytes["train"] -= n_bytes["val"]
+        train.bytes -= val.bytes
     for split, writer in writers.items():
         if writer.tokens < 2:
             or_files = " (or --val FILES)" if split == "val" else ""
             raise UserError(f"no text for the {split} split in {source}: give more text{or_files}")
-        writer.close()
-    splits = {k: {"tokens": w.tokens, "bytes": n_bytes[k], "documents": w.documents} for k, w in writers.items()}
-    return write_meta(folder, tokenizer, encoding.n_vocab, widths, splits, train.shards | val.shards, source)
+    return finish_folder(folder, tokenizer, widths, writers, source)
 
 
 # ---------------------------------------------------------------------------------------------------- the kinds of data
@@ -180,18 +174,15 @@ def prepare_mqar(out, n_tokens=8_000_000) -> dict:
     with folder_atomically(out) as tmp, tqdm(total=n_tokens + n_tokens // 40, unit=" tokens", unit_scale=True,
                                       desc="associative recall", disable=None, leave=False) as bar:
         encoding = load_tokenizer("byte")
-        writers = {split: Writer(tmp, split, SHARD_TOKENS) for split in ("train", "val")}
+        widths = token_bytes(encoding)
+        writers = {split: Writer(tmp, split, SHARD_TOKENS, widths) for split in ("train", "val")}
         for split, amount, seed in (("train", n_tokens, 0), ("val", n_tokens // 40, 1)):
             rng = np.random.default_rng((0, seed))                      # (1, ...) is what eval.py asks
             while writers[split].tokens < amount:
                 example = mqar_example(rng, rng.choice(MQAR_PAIRS), encoding.eot_token, n_asked=3)
                 writers[split].add(example)
                 bar.update(len(example))
-            writers[split].close()
-        splits = {split: {"tokens": w.tokens, "bytes": w.tokens - w.documents, "documents": w.documents}
-                  for split, w in writers.items()}
-        return write_meta(tmp, "byte", encoding.n_vocab, token_bytes(encoding), splits,
-                          writers["train"].shards | writers["val"].shards, "multi-query associative recall")
+        return finish_folder(tmp, "byte", widths, writers, "multi-query associative recall")
 
 
 def prepare_text(files, out, tokenizer="gpt2", n_vocab=None, val_frac=None, val_files=(), field="text",

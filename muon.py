@@ -132,13 +132,13 @@ def momentum_span(max_steps):
     return max(1, min(100, max_steps // 4))
 
 
-def momentum_at(step, max_steps, peak=0.95, start=0.85):
-    """Muon's momentum at a step: linear from start to peak over the first steps, and back over the last.
+def momentum_at(step, max_steps):
+    """Muon's momentum at a step: linear from 0.85 to 0.95 over the first steps, and back over the last.
 
     (ExoFormer's code; the paper does not mention it.)
     """
     span = momentum_span(max_steps)
-    return start + (peak - start) * min(1.0, step / span, (max_steps - step) / span)
+    return 0.85 + (0.95 - 0.85) * min(1.0, step / span, (max_steps - step) / span)
 
 
 def split_params(model):

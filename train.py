@@ -196,15 +196,15 @@ def main(argv):
             model, options.optimizer, options.muon_lr, options.adamw_lr, options.weight_decay, options.second_moment,
             torch.bfloat16 if options.dtype == "bf16" else None, options.mix_lr)
     wrapped = ranks.wrap(model)
+    sources = models.module(options.model).__file__, __file__, muon.__file__
     if options.resume:
         run = runs.Run.resume(options, flags, model, data, ranks, partial(muon.set_states, optimizers, model))
     else:
-        sources = models.module(options.model).__file__, __file__, muon.__file__
         run = runs.Run.new(options, model, data, ranks, sources)
     run.open_log(**trackers)
     console = Console(run, options.max_steps)
     flops, peak = 3 * flops_per_token(model, options.seq_len), peak_flops(ranks.device)    # backward: twice forward
-    console.introduce(run, options, model, batches, flops)
+    console.introduce(run, options, model, batches, flops, run.changed(sources))
 
     def save(step):
         if step > run.saved:

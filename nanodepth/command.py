@@ -33,7 +33,7 @@ def parse(argv, Options, description, constant_until):
         config = runs.read_checkpoint(run_folder(asked.init_from))["config"]
         old = {"options": {"model": config["model"]}, "model_config": config["model_config"]}
     model = asked.model or old["options"].get("model", Options.model)
-    preset = presets.find(asked.preset or old["options"].get("preset", Options.preset))
+    preset = {} if asked.resume else presets.find(asked.preset or Options.preset)      # a run's options are complete
     defaults = {**preset, **old["options"], **old["model_config"]}
     with user_errors():
         config_class = models.module(model).Config

@@ -48,8 +48,8 @@ class Console:
             except BrokenPipeError:                                         # `| head` has seen enough
                 self.silent, sys.stdout = True, open(os.devnull, "w")
 
-    def introduce(self, run, options, model, batches, flops):
-        """What is going to be trained, on what and how. flops: per token, forward and backward."""
+    def introduce(self, run, options, model, batches, flops, changed):
+        """What is going to be trained, on what and how. flops: per token, there and back; changed: of Run.changed()."""
         data, ranks, n_tokens = batches.data, batches.ranks, options.max_steps * options.batch_tokens
         n_params = sum(p.numel() for p in model.parameters())
         n_matrix = sum(p.numel() for p in split_params(model)[0])
@@ -69,6 +69,8 @@ class Console:
         if options.resume:
             self.say(f"going on at step {run.start} of {options.max_steps}" if run.start < options.max_steps else
                      f"{run.path} is finished: it has all its {options.max_steps} steps")
+            for old in changed:
+                self.say(f"{old} is what the run began with: the file is another now")
 
     def left(self, seconds, done, total):
         """Elapsed time, and what is left at this pace."""
@@ -104,14 +106,14 @@ class Console:
             self.say(f"step {step:5d}/{self.n_steps} | {' | '.join(f'{name} {x}' for name, x in texts.items())} "
                      f"| {left}")
 
-    def sample(self, model, tokenizer, n_tokens=100):
+    def sample(self, model, tokenizer):
         """A text that the model begins by itself; the random numbers of training are not touched."""
         if self.silent:
             return
         model.eval()
         start = torch.full((1, 1), tokenizer.eot_token, device=next(model.parameters()).device)
         generator = torch.Generator(start.device).manual_seed(0)
-        tokens = model.generate(start, min(n_tokens, model.config.max_len - 1), 0.8, 50, generator)[0, 1:].tolist()
+        tokens = model.generate(start, min(100, model.config.max_len - 1), 0.8, 50, generator)[0, 1:].tolist()
         model.train()
         self.say(f"--- {tokenizer.decode([t for t in tokens if t < tokenizer.n_vocab])}\n---")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean, median, mode, stdev
 
 import models
-from nanodepth.options import one_line
+from nanodepth.options import UserError, one_line
 
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
        2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045,
@@ -20,9 +20,8 @@ T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.
 def read_log(run):
     """{"run", "config", "seed", "train", "val"} of a run folder, from its config.json and log.jsonl.
 
-    train: rows with tok_s; val: rows with tokens and loss; both with any of these, eval_tokens and peak_bytes where
-    they are known.
-    ValueError for a folder without them, or with fewer than two validations.
+    train: rows with tok_s; val: rows with tokens and loss; a row also has those of tokens, loss, eval_tokens and
+    peak_bytes that were logged. UserError for a folder without them, or with fewer than two validations.
     """
     try:
         config = json.loads((Path(run) / "config.json").read_text())
@@ -34,8 +33,8 @@ def read_log(run):
                 and isinstance(config["model_config"], dict)):
             raise TypeError("config.json has other types than train.py writes")
     except (OSError, ValueError, TypeError, KeyError) as e:
-        raise ValueError(f"{run} is not the folder of a run with a good config.json and log.jsonl: "
-                         f"{one_line(e)}") from None
+        raise UserError(f"{run} is not the folder of a run with a good config.json and log.jsonl: "
+                        f"{one_line(e)}") from None
     rows = {"train": [], "val": []}
     for line in lines:
         try:
@@ -45,9 +44,9 @@ def read_log(run):
             rows[row["kind"]].append({key: row[key] + 0 for key in (*needed, *more)})
         except (ValueError, KeyError, TypeError):
             if line is not lines[-1]:                                       # the last may be cut off
-                raise ValueError(f"{run}/log.jsonl has a line that is not train.py's: {line[:80]!r}") from None
+                raise UserError(f"{run}/log.jsonl has a line that is not train.py's: {line[:80]!r}") from None
     if len(rows["val"]) < 2 or not rows["train"]:
-        raise ValueError(f"{run} has not reached its second validation yet")
+        raise UserError(f"{run} has not reached its second validation yet")
     return {"run": str(run), "config": config, "seed": options["seed"], **rows}
 
 
@@ -108,15 +107,15 @@ def identity(run):
 def systems(runs):
     """{label: [runs that differ only in the seed]}, labelled by the model and the options in which the systems differ.
 
-    ValueError if a system has two runs with the same seed.
+    UserError if a system has two runs with the same seed.
     """
     groups = {}
     for run in runs:
         key = identity(run)
         _, seeds = groups.setdefault(json.dumps(key, sort_keys=True), (key, {}))
         if run["seed"] in seeds:
-            raise ValueError(f"{seeds[run['seed']]['run']} and {run['run']} are the same system with the same seed: "
-                             "leave one out")
+            raise UserError(f"{seeds[run['seed']]['run']} and {run['run']} are the same system with the same seed: "
+                            "leave one out")
         seeds[run["seed"]] = run
     found = {}
     for key, seeds in groups.values():

@@ -49,15 +49,16 @@ class UserError(ValueError):
 def user_errors(prefix=""):
     """A ValueError in this block is the user's to put right: it becomes a UserError, the prefix before its message.
 
-    Unless it comes from a model file, and from no `raise` of that: then it is a bug of the file.
+    Unless no `raise` made it, in the model file if it went through one, or else where it came from: then it is a bug.
     """
     try:
         yield
     except UserError:
         raise
     except ValueError as e:
-        in_models = [at for at in traceback.extract_tb(e.__traceback__) if Path(at.filename).parent.name == "models"]
-        if in_models and not in_models[-1].line.startswith("raise"):
+        frames = traceback.extract_tb(e.__traceback__)
+        at = ([frame for frame in frames if Path(frame.filename).parent.name == "models"] or frames)[-1]
+        if not at.line.startswith("raise"):
             raise
         raise UserError(f"{prefix}{one_line(e)}") from None
 

@@ -93,6 +93,7 @@ def lines(ax, x, series, title, unit="", markers="ooo"):
         y = [math.nan if value is None else value for value in y]
         ax.plot(x, y, dash, color=color, marker=marker, ms=3, label=label)
     over_layers(ax, title, unit)
+    ax.legend(fontsize=8, frameon=False)
 
 
 def bars(ax, x, series, title, unit):
@@ -100,15 +101,15 @@ def bars(ax, x, series, title, unit):
     for (label, y), shift, color in zip(series.items(), (-0.2, 0.2), COLORS[1:]):
         ax.bar([layer + shift for layer in x], y, 0.4, label=label, color=color)
     over_layers(ax, title, unit)
+    ax.legend(fontsize=8, frameon=False)
 
 
 def over_layers(ax, title, unit):
-    """Title, axes and legend of a panel over the layers."""
+    """Title, axes and grid of a panel over the layers."""
     ax.set_title(title, fontsize=10)
     ax.set_ylabel(unit, fontsize=9)
     ax.set_xlabel("layer", fontsize=9)
     ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.legend(fontsize=8, frameon=False)
     ax.grid(alpha=0.3, lw=0.6)
 
 
@@ -268,11 +269,7 @@ def draw_layers(found):
                 if key == "token_similarity" and numbers["refinement"] is not None:
                     at = round((1 - numbers["refinement"]) * (len(y) - 1))
                     ax.plot(at, y[at], "o", color=color, ms=5)
-        ax.set_title(title + (" (o: refinement begins)" if key == "token_similarity" else ""), fontsize=10)
-        ax.set_ylabel(unit, fontsize=9)
-        ax.set_xlabel("layer", fontsize=9)
-        ax.xaxis.get_major_locator().set_params(integer=True)
-        ax.grid(alpha=0.3, lw=0.6)
+        over_layers(ax, title + (" (o: refinement begins)" if key == "token_similarity" else ""), unit)
     handles = [Line2D([], [], color=color, ls=dash, label=run) for run, (color, dash) in zip(found, styles())]
     fig.legend(handles=handles, loc="outside lower center", ncols=min(len(found), 7), fontsize=9, frameon=False)
     return fig

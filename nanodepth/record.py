@@ -7,7 +7,7 @@ None the residual stream is taken for the plain sum of all outputs so far; "dept
 import math
 from collections import defaultdict
 from contextlib import ExitStack, contextmanager
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import probes
+from nanodepth.options import UserError
 
 # ------------------------------------------------------------------------------------------------- for the training log
 
@@ -124,11 +125,11 @@ class Record:
 
 @contextmanager
 def recorded(model, probe=None):
-    """A Record that the next forward pass fills. ValueError if the model's parts have other names."""
+    """A Record that the next forward pass fills. UserError if the model's parts have other names."""
     record, hooks = Record(), []
     if not all(hasattr(model, name) for name in ("embed", "blocks", "final_norm", "head")) or not all(
             hasattr(block, name) for block in model.blocks for name in ("attn", "mlp_norm", "mlp")):
-        raise ValueError("it must have embed, blocks with attn, mlp and mlp_norm, final_norm and head")
+        raise UserError("it must have embed, blocks with attn, mlp and mlp_norm, final_norm and head")
 
     def reads(module, inputs):
         """Of a block with inputs of its own for queries, keys and values, the last tensor is the residual stream."""
@@ -215,14 +216,8 @@ def token_similarity(x):
 def refinement(similarity):
     """Share of the layers after the lowest local minimum of the token similarity, L + 1 numbers from the embedding on.
     There the refinement stage begins (arXiv:2601.08131, section 3.3). None without a minimum between the ends."""
-    falls, lows, L = False, [], len(similarity) - 1
-    for i in range(L):
-        if similarity[i + 1] < similarity[i]:
-            falls = True
-        elif similarity[i + 1] > similarity[i]:
-            if falls:
-                lows.append(i)
-            falls = False
+    L, moves = len(similarity) - 1, [(i, b - a) for i, (a, b) in enumerate(pairwise(similarity)) if a != b]
+    lows = [i for (_, before), (i, after) in pairwise(moves) if before < 0 < after]
     return (L - min(lows, key=lambda i: (similarity[i], i))) / L if lows else None
 
 
@@ -269,9 +264,9 @@ def observe(model, idx, targets, quiet, probe=None):
         model(idx)
     L = len(model.blocks)
     if len(record.reads) != 2 * L + 1 or len(record.outputs) != 2 * L + 1:
-        raise ValueError("a block does not call its attn_norm, attn, mlp_norm and mlp once each: it cannot be watched")
+        raise UserError("a block does not call its attn_norm, attn, mlp_norm and mlp once each: it cannot be watched")
     if not all(x.isfinite().all() for x in record.hidden):
-        raise ValueError("the residual stream is not finite")
+        raise UserError("the residual stream is not finite")
     streams = getattr(probe, "streams", plain_streams)(model, record)
     gates = getattr(probe, "gates", lambda model, record: record.gates)(model, record)
     out = state_means(model, record.hidden, targets)
@@ -319,12 +314,6 @@ def averaged(model, batches, quiet_ids, probe=None):
             total[name] = total.get(name, 0) + x.double() * len(idx)
         n += len(idx)
     return {name: x / n for name, x in total.items()}
-
-
-def loss_of(model, batches):
-    """Mean cross-entropy in nats per token."""
-    nats = sum(model(idx, targets)[1].item() * len(idx) for idx, targets in batches)
-    return nats / sum(len(idx) for idx, _ in batches)
 
 
 def repeated(idx, targets):
@@ -380,7 +369,7 @@ def attention_maps(model, idx):
 def measure(model, batches, quiet_ids=None, probe=None):
     """All numbers of one model: a dict that JSON can hold. batches: [(idx, targets)], int64 (B, T), full rows.
 
-    quiet_ids (n,): tokens at which a head rests; None: no token. ValueError if the model cannot be watched or is not
+    quiet_ids (n,): tokens at which a head rests; None: no token. UserError if the model cannot be watched or is not
     finite.
     """
     quiet_ids = batches[0][0].new_tensor([]) if quiet_ids is None else quiet_ids

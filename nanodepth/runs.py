@@ -59,10 +59,13 @@ def write_text(path, text):
 
 def write_report(path, text):
     """The same to a path that the user names; links and devices are written to and stay what they are."""
-    if path.is_symlink() or path.exists() and not path.is_file():
-        path.write_text(text)
-    else:
-        write_text(path, text)
+    try:
+        if path.is_symlink() or path.exists() and not path.is_file():
+            path.write_text(text)
+        else:
+            write_text(path, text)
+    except OSError as e:
+        raise UserError(f"--json {path} could not be written: {e.strerror}") from None
 
 
 @contextmanager
@@ -244,7 +247,7 @@ class Run:
     @classmethod
     def resume(cls, options, given, model, data, ranks, set_optimizers):
         """Takes up a run at its checkpoint: sets the model, the optimizers by set_optimizers(states, step) and torch's
-        random numbers, and cuts off the log there. given: the options that are not as they were; config.json gets them.
+        random numbers, and cuts off the log there. given: the flags of the command line, which config.json gets.
         UserError if the checkpoint does not fit; no file is changed then.
         """
         path = Path(options.resume)
@@ -276,6 +279,11 @@ class Run:
             write_text(path / "log.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
         run.evaluated = ranks.share(run.evaluated)
         return run
+
+    def changed(self, sources):
+        """Paths in source/ of those source files that are not as they were when the run began."""
+        kept = [(self.path / "source" / Path(file).name, Path(file)) for file in sources]
+        return [old for old, now in kept if old.exists() and old.read_bytes() != now.read_bytes()]
 
     def open_log(self, wandb=None, tensorboard=None):
         """From here on log() writes; also to wandb and TensorBoard, if these packages are given."""

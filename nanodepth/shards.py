@@ -79,13 +79,14 @@ def split_of(name):
 class Writer:
     """Gathers the tokens of one split and writes them as shards. Holds back up to two shards' tokens until close()."""
 
-    def __init__(self, folder, split, shard_tokens):
-        self.folder, self.split, self.shard_tokens = folder, split, shard_tokens
+    def __init__(self, folder, split, shard_tokens, widths):
+        self.folder, self.split, self.shard_tokens, self.widths = folder, split, shard_tokens, widths
         self.buffer, self.fill = np.empty(2 * shard_tokens, np.uint16), 0
-        self.tokens, self.documents, self.shards = 0, 0, {}
+        self.tokens, self.bytes, self.documents, self.shards = 0, 0, 0, {}
 
     def add(self, tokens):
         self.tokens, self.documents = self.tokens + len(tokens), self.documents + 1
+        self.bytes += int(self.widths[tokens].sum())
         while len(tokens):
             n = min(len(tokens), len(self.buffer) - self.fill)
             self.buffer[self.fill:self.fill + n] = tokens[:n]
@@ -103,6 +104,15 @@ class Writer:
         """Writes what is left."""
         while self.fill:
             self.flush()
+
+
+def finish_folder(folder, tokenizer, widths, writers, source):
+    """Writes what the {split: Writer} of a data folder hold back, and its meta.json; returns what is in that."""
+    for writer in writers.values():
+        writer.close()
+    splits = {k: {"tokens": w.tokens, "bytes": w.bytes, "documents": w.documents} for k, w in writers.items()}
+    shards = {name: shard for w in writers.values() for name, shard in w.shards.items()}
+    return write_meta(folder, tokenizer, len(widths), widths, splits, shards, source)
 
 
 def write_meta(folder, tokenizer, vocab_size, widths, splits, shards, source):
@@ -124,10 +134,10 @@ class Data:
     Attributes: path, meta (dict), tokenizer (for load_tokenizer), vocab_size, n_train and n_val (tokens), token_bytes,
     fingerprint (hex; changes with the data). With meta.json its list of shards is the data, and must be what the folder
     has. UserError for a missing or unfinished folder, a missing, foreign or truncated shard, and for token ids beyond
-    the vocabulary, for which every shard is read once.
+    the vocabulary in the `checked` splits, which are read once for it.
     """
 
-    def __init__(self, path):
+    def __init__(self, path, checked=("train", "val")):
         self.path = path = Path(path)
         if not os.path.isdir(path):
             what = "a file, and not a" if os.path.exists(path) else "no such"
@@ -150,7 +160,8 @@ class Data:
             if recorded and recorded[name]["tokens"] != len(tokens):
                 raise UserError(f"{path / name}: meta.json says {recorded[name]['tokens']:,} tokens, "
                                 f"the shard holds {len(tokens):,}: prepare the folder again")
-            self.check_ids(name, tokens)
+            if split_of(name) in checked:
+                self.check_ids(name, tokens)
             ends = tokens[:2**15].tobytes() + tokens[-2**15:].tobytes()                 # 64 KiB each
             sha256 = recorded[name]["sha256"] if recorded else hashlib.sha256(ends).hexdigest()
             digest.update(f"{name} {len(tokens)} {sha256}\n".encode())
@@ -318,8 +329,9 @@ class Batches:
 
 def find_folder(name, *places):
     """The data folder that is meant: a path or a name under data/, here, below the places or in the repository."""
-    found = (find(at, *places) for at in (Path(name), Path("data") / name))
-    return next((path for path in found if os.path.isdir(path)), Path("." if os.path.exists(name) else "data") / name)
+    found = [find(at, *places) for at in (Path(name), Path("data") / name)]
+    found = sorted((path for path in found if os.path.isdir(path)), key=lambda path: not any(path.glob("*.bin")))
+    return next(iter(found), Path("." if os.path.exists(name) else "data") / name)      # a folder of texts comes last
 
 
 def run_data(run, config, name=None) -> Data:
@@ -330,7 +342,7 @@ def run_data(run, config, name=None) -> Data:
     trained = config["data"]
     if not name and not trained["path"]:
         raise UserError(f"{run} was not trained here: name the data with --data")
-    data = Data(find_folder(name or trained["path"], *Path(run).resolve().parents))
+    data = Data(find_folder(name or trained["path"], *Path(run).resolve().parents), checked=("val",))
     if not name and data.fingerprint != trained["fingerprint"]:
         raise UserError(f"{trained['path']} is not what {run} was trained on any more: name the data with --data")
     check_tokens(data, run, config)

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 import models
 import muon
 from nanodepth.devices import autocast, cast_weights, flops_per_token
-from nanodepth.options import UserError, parse_spec, pick, same_shape
+from nanodepth.options import UserError, parse_spec, pick, same_shape, user_errors
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")                             # torch's profiler says when it starts
 
@@ -35,12 +35,10 @@ class Row:
                 raise UserError(f"{spec}: {key} must be at least {shape[key]:,}, that of the tokens it reads")
         own, base = models.module(self.name).Config, models.module("gpt").Config
         torch.manual_seed(0)
-        try:
+        with user_errors(f"{spec}: "):
             self.model = models.build(self.name, **pick(own, {**shape, **options}))
             asked = {"norm_eps": base.norm_eps, **shape, **options}                 # an eps of its own costs nothing
             self.shape = asdict(base(**same_shape(own, base, asked)))               # of the gpt to compare with
-        except ValueError as e:
-            raise UserError(f"{spec}: {e}") from None
         self.n_params = sum(p.numel() for p in self.model.parameters())
         self.flops = flops_per_token(self.model, args.seq_len)
         self.times, self.decode_times, self.bytes, self.decoder = [], [], None, None
@@ -160,10 +158,10 @@ def now(device):
     return time.perf_counter()
 
 
-def quickest(device, work, repeats=10):
-    """Least seconds of work() over some repeats."""
+def quickest(device, work):
+    """Least seconds of work() over ten repeats."""
     seconds = []
-    for _ in range(repeats):
+    for _ in range(10):
         begin = now(device)
         work()
         seconds.append(now(device) - begin)

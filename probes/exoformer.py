@@ -74,13 +74,13 @@ def numbers(model, means, batches, quiet_ids):
             **{name: lists(means, name) for name in ("lambda_anchor", "lambda_self", "gamma")}}
 
 
-def near_zero(model, below=1e-3):
-    """{"lambda_anchor" or "lambda_self": share of them that are smaller in size} (appendix C.1)."""
+def near_zero(model):
+    """{"lambda_anchor" or "lambda_self": share of them below 1e-3 in size} (appendix C.1)."""
     shares = {}
     for name in ("lambda_anchor", "lambda_self"):
         all_of = [p.detach().flatten() for mix in mixes(model).values() for p in getattr(mix, name).values()]
         if all_of:
-            shares[name] = torch.cat(all_of).abs().lt(below).double().mean().item()
+            shares[name] = torch.cat(all_of).abs().lt(1e-3).double().mean().item()
     return shares
 
 

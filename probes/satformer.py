@@ -1,10 +1,9 @@
 """What to watch in a trained satformer.py."""
-import math
-
 import torch
 
 from nanodepth.pictures import bars, heat, lines, per_layer
-from nanodepth.record import loss_of, replaced, watch
+from nanodepth.record import replaced, watch
+from nanodepth.scoring import evaluate
 
 
 def value_gates(model):
@@ -53,7 +52,7 @@ def interventions(model, batches, averages):
 
     def perplexity(change):
         with replaced(change):
-            return math.exp(min(loss_of(model, batches), 700))
+            return evaluate(model, batches)["ppl"]
 
     base = perplexity({})
     constant = {gate: lambda a, x=x: torch.full_like(a, x) for gate, x in zip(gates.values(), averages)}

@@ -209,7 +209,7 @@ def test_a_prompt_may_be_longer_than_a_sequence(monkeypatch):
 
 def test_a_prompt_that_is_not_read_may_be_longer_than_the_batch():
     for words in (["--new_tokens", "0"], ["--ranks", "2"], ["--decode", "4"]):
-        assert bench.options(["--seq_len", "64", "--batch", "1", *words])[0].prompt == 128
+        assert bench.parse(["--seq_len", "64", "--batch", "1", *words])[0].prompt == 128
 
 
 def test_a_graph_break_is_counted(monkeypatch):

@@ -341,6 +341,18 @@ def test_ids_beyond_the_vocabulary(tmp_path, monkeypatch):
         Data(folder)
     with pytest.raises(UserError, match="50257"):
         Data(make(tmp_path / "e", TRAIN, [[50257]]))
+    assert Data(folder, checked=("val",)).n_train == 60               # not read for what only validates
+
+
+def test_a_folder_of_texts_hides_no_data_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "books").mkdir()
+    assert shards.find_folder("books") == Path("books")               # "no train shard in it" is said then
+    (tmp_path / "data").mkdir()
+    made = make(tmp_path / "data" / "books", TRAIN, [[1, 2]])
+    assert shards.find_folder("books") == Path("data/books")
+    (tmp_path / "books" / "val_000000.bin").write_bytes((made / "val_000000.bin").read_bytes())
+    assert shards.find_folder("books") == Path("books")
 
 
 @pytest.mark.parametrize("meta, words", [

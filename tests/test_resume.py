@@ -14,7 +14,7 @@ import data_prep
 import models
 from nanodepth import runs
 from nanodepth.options import UserError
-from small import SMALL, assert_same_run, flags, inside, losses, rows, start, vals
+from small import ROOT, SMALL, assert_same_run, flags, inside, losses, rows, start, vals
 
 LONG = {**SMALL, "max_steps": 48, "schedule": "wsd"}                        # its end begins at step 36
 
@@ -98,11 +98,19 @@ def test_data_that_moved(data, whole, scripts, tmp_path):
 
 
 def test_what_may_change(data, whole, scripts, tmp_path):
-    """How often is validated and on how much, and a new config.json for a broken one."""
+    """How often is validated and on how much, a preset that is gone, a model file (which is said), and config.json."""
     shutil.copytree(whole / "before_decay", tmp_path / "a")
     (tmp_path / "a" / "config.json").write_text("{broken")
-    resumed(scripts, tmp_path / "a" / "ckpt.pt", "--eval_every", 3, "--eval_tokens", 300, "--threads", 2,
-            "--n_layer", SMALL["n_layer"], "--seq_len", SMALL["seq_len"])   # said again
+    (tmp_path / "a" / "source").mkdir(exist_ok=True)
+    shutil.copy(ROOT / "train.py", tmp_path / "a" / "source")
+    (tmp_path / "a" / "source" / "gpt.py").write_text("as it was")
+    checkpoint = runs.read_checkpoint(tmp_path / "a")
+    checkpoint["config"]["options"]["preset"] = "gone"
+    torch.save(checkpoint, tmp_path / "ckpt.pt")                            # the old file is mapped
+    (tmp_path / "ckpt.pt").replace(tmp_path / "a" / "ckpt.pt")
+    said = resumed(scripts, tmp_path / "a" / "ckpt.pt", "--eval_every", 3, "--eval_tokens", 300, "--threads", 2,
+                   "--n_layer", SMALL["n_layer"], "--seq_len", SMALL["seq_len"])    # said again
+    assert "source/gpt.py is what the run began with" in said and "source/train.py is" not in said
     config = json.loads((tmp_path / "a" / "config.json").read_text())
     assert config["options"]["eval_tokens"] == 300 and config["model_config"]["d_model"] == 32
     assert losses(tmp_path / "a") == losses(whole)

@@ -151,9 +151,17 @@ def test_a_report_is_whole_and_links_stay(tmp_path, monkeypatch):
     def full(file):
         raise OSError(28, "No space left on device")
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError):
+    with pytest.raises(options.UserError, match="could not be written"):
         runs.write_report(report, "4")
     assert report.read_text() == "3" and sorted(tmp_path.iterdir()) == [report, link]
+
+
+def test_only_what_is_raised_is_a_mistake_of_the_user():
+    with pytest.raises(options.UserError, match="mine: 3 is too many"), options.user_errors("mine: "):
+        raise ValueError("3 is too many")
+    with pytest.raises(ValueError, match="not enough values") as bug, options.user_errors():
+        _, _ = []
+    assert bug.type is ValueError
 
 
 def test_what_must_not_change_the_losses(data, whole, tmp_path):

@@ -25,7 +25,7 @@ import publish  # noqa: E402
 
 from nanodepth import runs  # noqa: E402
 from nanodepth.devices import autocast  # noqa: E402
-from nanodepth.shards import Writer, write_meta  # noqa: E402
+from nanodepth.shards import Writer, finish_folder  # noqa: E402
 from nanodepth.tokenizers import load_tokenizer, token_bytes  # noqa: E402
 
 SYSTEMS = "gpt", "resformer", "muddformer", "denseformer", "attnres"
@@ -46,16 +46,13 @@ def document(rng):
 def prepare(folder, n_tokens=8_000_000):
     """The task as a data folder."""
     folder.mkdir(parents=True)
-    encoding, splits, shards = load_tokenizer("byte"), {}, {}
+    widths, writers = token_bytes(load_tokenizer("byte")), {}
     for seed, (split, amount) in enumerate((("train", n_tokens), ("val", n_tokens // 40))):
-        writer, rng = Writer(folder, split, 2**24), np.random.default_rng((HOPS, seed))
+        writers[split] = writer = Writer(folder, split, 2**24, widths)
+        rng = np.random.default_rng((HOPS, seed))
         while writer.tokens < amount:
             writer.add(document(rng))
-        writer.close()
-        splits[split] = {"tokens": writer.tokens, "bytes": writer.tokens - writer.documents,
-                         "documents": writer.documents}
-        shards |= writer.shards
-    write_meta(folder, "byte", encoding.n_vocab, token_bytes(encoding), splits, shards, f"cycles of {NODES} nodes")
+    finish_folder(folder, "byte", widths, writers, f"cycles of {NODES} nodes")
 
 
 @torch.inference_mode()
