@@ -62,6 +62,12 @@ def passed(model, *modes):
     return found
 
 
+def average(values):
+    """Mean of a tensor's or a list's numbers, one by one."""
+    values = values.flatten().tolist() if isinstance(values, torch.Tensor) else list(values)
+    return sum(values) / len(values)
+
+
 @torch.no_grad()
 def check_depth(name, expected="r", parallel=False, **options):
     """The depth matrices of a random model make what its sublayers and its head read from the outputs."""

@@ -2,6 +2,7 @@
 import pytest
 import torch
 from analysis import (  # noqa: F401
+    average,
     by_title,
     check_depth,
     check_gates,
@@ -9,9 +10,11 @@ from analysis import (  # noqa: F401
     numbers,
     passed,
     random_model,
+    tokens,
     values_of,
 )
 
+from nanodepth import record
 from probes.exoformer import PICTURES, value_matrix
 
 
@@ -124,3 +127,15 @@ def test_pictures_show_the_numbers():
         assert lines == [[[i, y] for i, y in enumerate(x[kind])] for x in (found, found["without_anchor"])]
     bare = panels["run: anchors zero"].get_images()[0].get_array()
     assert bare.tolist() == found["without_anchor"]["layer_similarity"]
+
+
+def test_stats_against_loops():
+    model = random_model("exoformer", mixing="dynamic")
+    found = record.stats("exoformer", model, tokens()[0])
+    for kind in ("lambda_anchor", "lambda_self"):
+        for s in "qkvg":
+            wanted = [average(getattr(block.attn.mix, kind)[s]) for block in model.blocks]
+            assert found[f"{kind}_{s}"] == pytest.approx(wanted)
+    with torch.no_grad():
+        gammas = [block.attn.mix.gamma(block.attn_norm(x)) for block, x in zip(model.blocks, passed(model).hidden)]
+    assert found["gamma"] == pytest.approx(list(map(average, gammas)), rel=1e-5)

@@ -4,7 +4,8 @@ from itertools import product
 
 import pytest
 import torch
-from analysis import by_title, check_depth, check_gates, double, numbers, random_model, tokens  # noqa: F401
+from analysis import (  # noqa: F401
+    average, by_title, check_depth, check_gates, double, numbers, passed, random_model, tokens)
 
 from nanodepth import record
 from nanodepth.pictures import draw_depth, draw_layers
@@ -93,3 +94,14 @@ def test_pictures_show_the_numbers():
     cells = by_title(PICTURES["dynamic"]({"run": found}))["run: sd, stream V"].get_images()[0].get_array()
     assert cells[1].tolist()[:3] == pytest.approx(found["dynamic"]["2"]["sd"][0])
     assert cells.mask[1].tolist() == [False] * 3 + [True]
+
+
+@pytest.mark.parametrize("name", ["muddformer", "muddpythia", "muddmoe"])
+def test_stats_against_loops(name):
+    model = random_model(name)
+    found = record.stats(name, model, tokens()[0])
+    for n, A in enumerate(passed(model).outputs_of("weights")):
+        rows = A.flatten(0, -2).tolist()                                            # of each token and stream
+        assert found["on_last"][n] == pytest.approx(average(row[-1] for row in rows), rel=1e-4)
+        assert found["on_earlier"][n] == pytest.approx(average(sum(map(abs, row[:-1])) for row in rows), rel=1e-4)
+    assert n == 2

@@ -1,8 +1,9 @@
 """probes/resformer.py against the values that attention gets."""
 import pytest
 import torch
-from analysis import check_depth, double, random_model, values_of  # noqa: F401
+from analysis import check_depth, double, random_model, tokens, values_of  # noqa: F401
 
+from nanodepth import record
 from nanodepth.pictures import draw_depth
 from probes.resformer import value_matrix
 
@@ -30,3 +31,9 @@ def test_picture_of_the_values():
     image = ax.get_images()[0]
     assert ax.get_title() == "run, values" and image.get_extent() == [0.5, 3.5, 3.5, 0.5]
     assert image.get_array().filled(0.0).tolist() == matrix
+
+
+def test_stats_are_the_lambdas():
+    model = random_model("resformer", value_mix="learnable")
+    found = record.stats("resformer", model, tokens()[0])
+    assert found == {name: getattr(model.value_mix, name).tolist() for name in ("lambda1", "lambda2")}

@@ -3,8 +3,10 @@ import math
 
 import pytest
 import torch
-from analysis import by_title, check_depth, double, numbers, passed, random_model, tokens, values_of  # noqa: F401
+from analysis import (  # noqa: F401
+    average, by_title, check_depth, double, numbers, passed, random_model, tokens, values_of)
 
+from nanodepth import record
 from nanodepth.pictures import draw_gates
 from probes.satformer import panels, value_matrix
 
@@ -105,3 +107,12 @@ def test_pictures_show_the_numbers():
         [sum(found["value_gate"][0]) / 2], found["value_gate_zeros"], found["value_gate_cv"]]
     assert [bar.get_height() for bar in gates["run: one layer's gate replaced"].patches] == [
         found["interventions"][kind][0] for kind in ("zero", "mean")]
+
+
+def test_stats_against_loops():
+    model = random_model("satformer")
+    found, alphas = record.stats("satformer", model, tokens()[0]), passed(model).outputs_of("alpha")
+    for n, alpha in enumerate(alphas):
+        assert found["value_gate"][n] == pytest.approx(average(alpha), rel=1e-5)
+        assert found["value_gate_zeros"][n] == pytest.approx(average(alpha == 0))
+    assert 0 < found["value_gate_zeros"][0] < 1
