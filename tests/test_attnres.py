@@ -3,7 +3,7 @@ import pytest
 import torch
 from measure import SMALL, dtypes_read, extra, mixing_flops
 from reference import (  # noqa: F401  (float64: autouse)
-    GATED, add, compare, depends_on_every_parameter, float64, own_groups, reference_logits, rms, setup, show,
+    GATED, add, compare, depends_on_every_parameter, float64, own_groups, rms, setup, show,
     softmax, sublayer,
 )
 from small import combined
@@ -41,14 +41,6 @@ def attnres(p, c, x):
     return read(p, c, 2 * c.n_layer + 1, done + ([] if partial is None else [partial]))
 
 
-def attnres_full(p, c, x):
-    """Full form: all earlier sublayer outputs."""
-    v = [x]
-    for l in range(1, 2 * c.n_layer + 1):
-        v.append(sublayer(p, c, l, read(p, c, l, v)))
-    return read(p, c, 2 * c.n_layer + 1, v)
-
-
 def delta(p, c, x):
     """Delta Attention Residuals: an ordinary residual stream; a reader adds to it what it attends to."""
     stream, v = x, [x]
@@ -57,36 +49,6 @@ def delta(p, c, x):
         v.append(sublayer(p, c, l, h))
         stream = add(stream, v[l])
     return stream
-
-
-def attnres_two_phase(p, c, x):
-    """Block form as an online softmax: finished blocks once per block, then the running sum merged in."""
-    L_s, T, done = 2 * c.n_layer, len(x), [x]
-    for start in range(1, L_s + 2, c.block_size):
-        readers = range(start, min(start + c.block_size, L_s + 2))
-        phase1 = {}
-        for l in readers:
-            for t in range(T):
-                e = [score(p, c, l, b[t]) if l > 1 else torch.zeros(()) for b in done]
-                m = max(e)
-                e = [torch.exp(a - m) for a in e]
-                phase1[l, t] = m, sum(e), sum(a * b[t] for a, b in zip(e, done))
-        partial = None
-        for l in readers:
-            h = []
-            for t in range(T):
-                m, z, o = phase1[l, t]
-                if partial is not None:
-                    e = score(p, c, l, partial[t])
-                    top = max(m, e)
-                    z = torch.exp(m - top) * z + torch.exp(e - top)
-                    o = torch.exp(m - top) * o + torch.exp(e - top) * partial[t]
-                h.append(o / z)
-            if l == L_s + 1:
-                return h
-            v = sublayer(p, c, l, h)
-            partial = v if partial is None else add(partial, v)
-        done.append(partial)
 
 
 @pytest.mark.parametrize("options", CASES, ids=show)
@@ -102,15 +64,6 @@ def test_equations_of_delta_attention_residuals(options):
 def test_reference_depends_on_every_parameter():
     depends_on_every_parameter(delta, *setup("attnres", **{**OWN, "additive": True}))
     depends_on_every_parameter(attnres, *setup("attnres", **OWN))
-
-
-@pytest.mark.parametrize("key_norm", [True, False])
-@pytest.mark.parametrize("block_size", [1, 2, 3, 4, 6])
-def test_attention_residuals_in_other_forms(block_size, key_norm):
-    model, p, c, idx, _ = setup("attnres", block_size=block_size, key_norm=key_norm)
-    with torch.no_grad():
-        for stack in [attnres_two_phase] + [attnres_full] * (block_size == 1):
-            torch.testing.assert_close(model(idx)[0], reference_logits(stack, p, c, idx), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("block_size, whole", [(1, 9), (3, 3), (8, 2)])

@@ -254,6 +254,24 @@ def run_eval(place, *words):
                           env={**os.environ, "HF_HOME": str(place / "hf"), "HF_HUB_OFFLINE": "1"})
 
 
+@pytest.mark.parametrize("T", [16, 48])
+def test_validation_against_loops(T, data, tmp_path):
+    """Loss and bits per byte in windows of T tokens, one after the other."""
+    run = save_run(tmp_path / "run", "gpt")
+    words = ["--data", str(data), "--tokens", "300", "--seq_len", str(T), "--json", str(tmp_path / "e.json")]
+    assert eval_py.main([str(run), *words, "--device", "cpu"]) == 0
+    (row,), model = json.loads((tmp_path / "e.json").read_text()), runs.load(run)[0].double()
+    tokens, nats, size = torch.tensor(Data(data).shards["val"][0][:301].astype(int)), 0.0, 0
+    with torch.no_grad():
+        for at in range(0, 300, T):
+            window = tokens[at:at + T + 1]
+            logp = model(window[None, :-1])[0].log_softmax(-1)[0]
+            nats -= sum(logp[i, t].item() for i, t in enumerate(window[1:].tolist()))
+            size += sum(t < 256 for t in window[1:].tolist())
+    assert row["loss"] == pytest.approx(nats / 300, abs=1e-5) and row["eval_tokens"] == 300
+    assert row["bpb"] == pytest.approx(nats / math.log(2) / size, abs=1e-5)
+
+
 def test_tables(place):
     done = run_eval(place, *PAIR, "--tasks", "exo,small,mqar", "--task_dir", "tasks", "--num_fewshot", "0", "--json",
                     "rows.json")

@@ -10,7 +10,7 @@ import torch
 from analysis import random_model, tokens
 
 import models
-from nanodepth import curves, timing
+from nanodepth import command, curves, timing
 from nanodepth.presets import PRESETS
 
 ROOT = Path(__file__).parent.parent
@@ -46,6 +46,26 @@ def test_sizes_of_all_models():
     assert text.startswith(sizes["TEXT"]) and (n, more) == (f"{own:,}", f"{own - base:+,}")
     added, taken = map(int, re.fullmatch(r"\+(\d+) -(\d+)", diff).groups())
     assert sizes["changed"]("gpt")[0] + added - taken == int(lines)
+
+
+def test_options_that_a_resumed_run_may_change():
+    said = DOCS["training"].split("Options\nhold, but for")[1].split("\n\n")[0]
+    assert {*re.findall(r"--(\w+)", said), "resume", "data", "max_steps"} == command.MAY_CHANGE
+
+
+def test_flags_of_the_commands_exist(scripts):
+    """Every flag of a command of ours in README and docs is one of its --help."""
+    helps, found = {}, 0
+    for page, text in {"README": README, **DOCS}.items():
+        for script, words in re.findall(r"(?:python|per_node \d+) (\w+\.py)([^#;`|&\n]*)", text):
+            first, model = words.split()[:1], re.search(r"--model (\w+)", words)
+            key = script, *(first if script in ("data_prep.py", "analyze.py") else
+                            ["--model", model[1]] if model and model[1] in models.names() else [])
+            if flags := re.findall(r" (--[a-z]\w*)", words):
+                helps[key] = helps.get(key) or scripts.run(*key, "--help").stdout
+                assert not [flag for flag in flags if not re.search(rf"{flag}\b", helps[key])], (page, script + words)
+                found += len(flags)
+    assert found > 50
 
 
 def test_models_presets_and_files_are_named():

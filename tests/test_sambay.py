@@ -350,7 +350,8 @@ def test_initial_values():
     model = models.build("sambay", n_layer=8, d_model=128, n_head=4, vocab_size=50, d_state=5)
     for block in model.blocks[:6:2]:
         layer = block.attn
-        assert torch.equal(layer.A_log, torch.tensor([1.0, 2, 3, 4, 5]).log().expand(256, 5)) and (layer.skip == 1).all()
+        assert torch.equal(layer.A_log, torch.tensor([1.0, 2, 3, 4, 5]).log().expand(256, 5))
+        assert (layer.skip == 1).all()
         dt = torch.nn.functional.softplus(layer.dt_bias)
         assert 1e-3 * 0.999 < dt.min() < 2e-3 and 0.05 < dt.max() < 0.1 * 1.001
         assert abs(dt.log().mean() - math.log(1e-2)) < 0.3

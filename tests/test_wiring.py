@@ -1,5 +1,9 @@
 """What the options of a run reach: optimizers, batches, weights, precision, scores. Parts have their own tests."""
+import json
 import math
+import os
+import signal
+import subprocess
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +14,7 @@ import models
 import muon
 import settings
 import train
-from nanodepth import devices, scoring
+from nanodepth import console, devices, runs, scoring
 from nanodepth.devices import flops_per_token
 from nanodepth.shards import Batches, Data
 from small import SMALL, flags, inside, rows
@@ -40,20 +44,22 @@ def test_options_reach_the_optimizers(data, tmp_path, monkeypatch, capsys):
         return made
 
     monkeypatch.setattr(muon, "optimizers", spy)
-    words = flags(**{**SMALL, "max_steps": 12, "batch_tokens": 256}, model=name, muon_lr=0.03, adamw_lr=0.02,
-                  mix_lr=0.001, weight_decay=0.3, second_moment=0.9, grad_clip=0.01)
+    words = flags(**{**SMALL, "max_steps": 12, "batch_tokens": 256, "dtype": "bf16"}, model=name, muon_lr=0.03,
+                  adamw_lr=0.02, mix_lr=0.001, weight_decay=0.3, second_moment=0.9, grad_clip=0.01)
+    monkeypatch.setattr(train, "peak_flops", lambda device: 1e9)
     assert inside(*words, *flags(data=data, out=tmp_path / "a")) == 0
     (matrices,), (usual, mixing) = (optimizer.param_groups for optimizer in made)
-    assert (matrices["weight_decay"], matrices["second_moment"]) == (0.3, 0.9)
+    assert (matrices["weight_decay"], matrices["second_moment"], made[0].dtype) == (0.3, 0.9, torch.bfloat16)
     assert [group["peak_lr"] for group in (matrices, usual, mixing)] == [0.03, 0.02, 0.001]
     scale = train.lr_scale(11, train.parse(words)[0])
     for group in (matrices, usual, mixing):
         assert group["lr"] == pytest.approx(group["peak_lr"] * scale)
     assert matrices["momentum"] == pytest.approx(muon.momentum_at(11, 12)) != 0.95
     assert norms == pytest.approx([0.01] * 12, rel=1e-3)
+    flops = 3 * flops_per_token(models.build(name, vocab_size=257, **SIZE), 16)
     for row in rows(tmp_path / "a"):
         assert row["grad_norm"] > 0.01 and row["tok_s"] == pytest.approx(256 / row["ms"] * 1000)
-    flops = 3 * flops_per_token(models.build(name, vocab_size=257, **SIZE), 16)
+        assert row["mfu"] == pytest.approx(row["tok_s"] * flops / 1e9)
     assert f"{flops / 1e6:,.1f} MFLOPs/token" in capsys.readouterr().out
 
 
@@ -100,6 +106,99 @@ def test_bits_per_byte_are_over_bytes():
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_bf16_is_autocast(dtype):
-    with devices.autocast(CPU, dtype):
-        assert torch.is_autocast_enabled("cpu") == (dtype == "bf16")
+def test_bf16_is_autocast_in_training_and_validation(dtype, data):
+    options, seen = train.Options(batch_tokens=128, seq_len=16, dtype=dtype, eval_tokens=100), []
+    ranks = SimpleNamespace(rank=0, world=1, device=CPU, parallel=False, sum=lambda tensor: tensor)
+    batches, model = Batches(Data(data), options, ranks, 32768), models.build("gpt", vocab_size=257, **SIZE)
+    model.register_forward_pre_hook(lambda m, inputs: seen.append((m.training, torch.is_autocast_enabled("cpu"))))
+    train.train_step(0, model, [], batches, options, ranks, [])                     # no optimizers: nothing moves
+    quiet = SimpleNamespace(validating=lambda batches, n: batches, validated=lambda *_: None, signals=[])
+    train.validate(0, model, batches, options, ranks, quiet)
+    assert set(seen) == {(training, dtype == "bf16") for training in (True, False)}
+
+
+@pytest.mark.parametrize("chip, dtype", [({"avx512_bf16": True}, "bf16"), ({"amx_bf16": True}, "bf16"),
+                                         ({"avx512_f": True, "amx_bf16": False}, "fp32")])
+def test_defaults_of_a_cpu(chip, dtype, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: chip, raising=False)
+    options = train.Options(device="cpu", threads=1)
+    train.find_ranks(options)
+    assert (options.dtype, options.compile) == (dtype, False)
+
+
+def test_deterministic_reaches_the_device(monkeypatch):
+    called = []
+    monkeypatch.setattr(devices, "make_deterministic", lambda: called.append(True))
+    for deterministic in (False, True):
+        train.find_ranks(train.Options(device="cpu", threads=1, deterministic=deterministic))
+        assert bool(called) == deterministic
+
+
+def test_a_model_may_say_how_many_tokens_it_takes(data, monkeypatch):
+    seen = []
+
+    def batches(data, options, ranks, micro_tokens):
+        seen.append(micro_tokens)
+        raise KeyboardInterrupt
+    monkeypatch.setattr(train, "Batches", batches)
+    for own in (False, True):
+        if own:
+            monkeypatch.setattr(models.module("gpt").Model, "micro_tokens", 64, raising=False)
+        with pytest.raises(KeyboardInterrupt):
+            inside(*flags(**SMALL, data=data))
+    assert seen == [32768, 64]
+
+
+@pytest.mark.parametrize("name, peak", {
+    "NVIDIA H200": 989e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA H100 PCIe": 756e12, "NVIDIA H100 NVL": 835e12,
+    "NVIDIA A100-SXM4-80GB": 312e12, "Tesla T4": None}.items())
+def test_peaks(name, peak, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert devices.peak_flops(torch.device("cuda")) == peak and devices.peak_flops(CPU) is None
+
+
+def test_signals_of_a_run(capfd):
+    """The first one ends a validation behind its batch, the second one would end the process."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        said, seen = console.Console(SimpleNamespace(writes=True, start=0), 1), []
+        for batch in said.validating(range(9), 9):
+            seen.append(batch)
+            if batch == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+        assert seen == [0, 1, 2] and said.signals == [signal.SIGINT]
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL != signal.getsignal(signal.SIGTERM)
+        assert "again to quit now" in capfd.readouterr().err
+    finally:
+        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before):
+            signal.signal(number, handler)
+
+
+def test_a_validation_that_is_not_finite_stops_the_run(data, tmp_path, monkeypatch, capsys):
+    def spoil(step, model, *_):
+        model.embed.weight.data.fill_(math.nan)
+        return 1.0, 1.0, False
+    monkeypatch.setattr(train, "train_step", spoil)                                 # its losses are finite
+    assert inside(*flags(**{**SMALL, "eval_every": 3}, data=data, out=tmp_path / "a")) == 3
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"step 3: the validation loss is nan: stopped; {tmp_path / 'a'}/ckpt.pt is of step 0"
+
+
+def test_the_log_is_cut_off_at_the_checkpoint(tmp_path):
+    log, found = tmp_path / "log.jsonl", [{"kind": "train", "step": step} for step in (1, 2, 3)]
+    log.write_text("".join(json.dumps(row) + "\n" for row in found) + '[1]\n{"kind": "tra')
+    assert runs.log_rows(log, 2) == found[:2] and runs.log_rows(tmp_path / "none", 2) == []
+
+
+def test_the_commit_of_a_run(tmp_path, monkeypatch):
+    def git(*words):
+        return subprocess.run(("git", "-c", "user.name=a", "-c", "user.email=a", *words), cwd=tmp_path, check=True,
+                              capture_output=True, text=True).stdout.strip()
+    monkeypatch.setattr(runs, "__file__", str(tmp_path / "runs.py"))
+    assert runs.git_state() is None
+    for changes, dirty in (({"a": "1"}, False), ({"b": "new"}, False), ({"a": "2"}, True)):
+        for name, text in changes.items():
+            (tmp_path / name).write_text(text)
+        if not (tmp_path / ".git").exists():
+            git("init"), git("add", "a"), git("commit", "-m", "x")
+        assert runs.git_state() == {"commit": git("rev-parse", "HEAD"), "dirty": dirty}
