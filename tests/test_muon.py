@@ -205,6 +205,7 @@ def test_groups_of_a_run():
     usual, mixing = second.param_groups
     assert len(usual["params"]) == 3 and [id(p) for p in mixing["params"]] == [id(net.scale)]
     assert usual["weight_decay"] == mixing["weight_decay"] == 0
+    assert {(g["betas"], g["eps"]) for g in second.param_groups} == {((0.9, 0.95), 1e-8)}
     assert (first.param_groups[0]["peak_lr"], usual["peak_lr"], mixing["peak_lr"]) == (0.02, 0.003, 0.003)
     (only,) = muon.optimizers(net, "adamw", 0.02, 0.003, 0.1, mix_lr=0.001)
     found = [(len(g["params"]), g["weight_decay"], g["peak_lr"]) for g in only.param_groups]

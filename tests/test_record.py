@@ -19,7 +19,7 @@ from analysis import (  # noqa: F401
 )
 
 import models
-import probes
+import settings
 from nanodepth import record
 
 # ------------------------------------------------------------------------------------------------------------ attention
@@ -188,7 +188,7 @@ def test_every_model_is_watched(name):
     found = watched(model)
     assert len(found["lens"]) == len(found["norm"]) == len(found["core_features"]) == 4
     assert found["loss"] == pytest.approx(model(*tokens())[1].item(), rel=1e-6) and found["tokens"] == 24
-    if getattr(probes.find(name), "depth_matrix", None) or name == ROOT:            # made for this model: exact
+    if settings.belongs(name):
         assert found["depth_error"] < 1e-9
     assert (found["depth"] == {}) == (found["depth_error"] > 1e-3)                  # what is no sum is not shown as one
     if found["maps"]:                                                               # attention in every layer
