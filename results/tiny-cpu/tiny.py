@@ -1,7 +1,8 @@
 """Every model at the tiny preset: python results/tiny-cpu/tiny.py     (two hours of one core)
 
 One run at a time, compiled, in one thread, all with gpt's rates. It may be killed at any moment: a run goes on from its
-last checkpoint. When all are there, their logs are written here, and the README's table is printed.
+last checkpoint. The log of a finished run is copied to logs/ and its row written into README.md; what is there is not
+run again.
 """
 import argparse
 import json
@@ -21,12 +22,12 @@ SYSTEMS = ["gpt", GATED, *(name for name in models.names() if name != "gpt")]
 
 
 def folder(system):
-    return "gpt-gated" if system == GATED else system
+    return HERE / "logs" / ("gpt-gated" if system == GATED else system)
 
 
 def row(system):
     """Model, parameters, bits per byte at the end."""
-    config, log = ((HERE / folder(system) / name).read_text() for name in ("config.json", "log.jsonl"))
+    config, log = ((folder(system) / name).read_text() for name in ("config.json", "log.jsonl"))
     with torch.device("meta"):
         model = models.build(system.split()[0], **json.loads(config)["model_config"])
     last = json.loads(log.splitlines()[-1])
@@ -38,11 +39,14 @@ def main():
     parser.add_argument("--out", type=Path, default=Path("runs/tiny-cpu"), help="where the runs go (runs/tiny-cpu)")
     out = parser.parse_args().out.resolve()
     for system in SYSTEMS:
-        loss = publish.train(out / folder(system), *system.split(), save_every=180)
-        print(f"{system}: {loss:.4f}", flush=True)
-    for name in map(folder, SYSTEMS):
-        publish.publish(out / name, HERE / name, f"runs/tiny-cpu/{name}", data="data/stdlib")
-    print(publish.markdown(["model", "parameters", "val bits per byte"], map(row, SYSTEMS)))
+        logs = folder(system)
+        if not logs.exists():
+            loss = publish.train(out / logs.name, *system.split(), save_every=180)
+            publish.publish(out / logs.name, logs, f"runs/tiny-cpu/{logs.name}", data="data/stdlib")
+            print(f"{system}: {loss:.4f}", flush=True)
+        table = publish.markdown(["model", "parameters", "val bits per byte"],
+                                 [row(x) for x in SYSTEMS if folder(x).exists()])
+        publish.fill(HERE / "README.md", rows=table)
 
 
 if __name__ == "__main__":
