@@ -19,6 +19,7 @@ from analysis import (  # noqa: F401
 )
 
 import models
+import probes
 import settings
 from nanodepth import record
 
