@@ -189,8 +189,8 @@ def main(argv):
     folder = data_prep.train_folder(options.data, ranks.rank == 0, options.resume)
     ranks.wait()                                                            # the first rank makes the default data
     data = Data(folder)
-    batches = Batches(data, options, ranks, getattr(models.module(options.model).Model, "micro_tokens", 32768))
     model = build_model(options, config, flags, data, ranks.device)
+    batches = Batches(data, options, ranks, model)
     with user_errors(f"models/{options.model}.py: "):
         optimizers = muon.optimizers(
             model, options.optimizer, options.muon_lr, options.adamw_lr, options.weight_decay, options.second_moment,
@@ -204,7 +204,7 @@ def main(argv):
     run.open_log(**trackers)
     console = Console(run, options.max_steps)
     flops, peak = 3 * flops_per_token(model, options.seq_len), peak_flops(ranks.device)    # backward: twice forward
-    console.introduce(run, options, model, batches, flops, run.changed(sources))
+    console.introduce(run, options, model, batches, flops, runs.changed(run.path, sources))
 
     def save(step):
         if step > run.saved:

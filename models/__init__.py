@@ -49,6 +49,8 @@ def defect(found):
         if name not in types:
             return f"Config has no field {name}, which the scripts need by this name"
     for f in fields(found.Config):
+        if f.default is None and types[f.name] in (int, float, bool, str):
+            return f"Config.{f.name} = None needs the type {types[f.name].__name__} | None"
         if f.default is MISSING or len(kinds(types[f.name])) != 1 or kinds(types[f.name])[0] not in (
                 int, float, bool, str):
             return f"Config.{f.name} must have a default and be int, float, bool or str (or one of them | None)"

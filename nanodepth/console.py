@@ -8,7 +8,7 @@ import torch
 from tqdm import tqdm
 
 from muon import split_params
-from nanodepth.options import shell
+from nanodepth.options import shell, shell_resume
 
 QUIET = 30                                      # seconds that a validation may take without a line
 
@@ -49,7 +49,7 @@ class Console:
                 self.silent, sys.stdout = True, open(os.devnull, "w")
 
     def introduce(self, run, options, model, batches, flops, changed):
-        """What is going to be trained, on what and how. flops: per token, there and back; changed: of Run.changed()."""
+        """What is going to be trained, on what and how. flops: per token, there and back; changed: runs.changed()'s."""
         data, ranks, n_tokens = batches.data, batches.ranks, options.max_steps * options.batch_tokens
         n_params = sum(p.numel() for p in model.parameters())
         n_matrix = sum(p.numel() for p in split_params(model)[0])
@@ -63,7 +63,7 @@ class Console:
         how, on_cpu = "compiled" if options.compile else "eager", ranks.device.type == "cpu"
         threads = f" ({torch.get_num_threads()} threads)" if on_cpu else ""
         self.say(f"{ranks.device}{threads}, {options.dtype}, {how}, torch {torch.__version__}; "
-                 f"to resume: {shell('train.py', '--resume', run.path)}")
+                 f"to resume: {shell_resume(run.path)}")
         if options.init_from and not options.resume:
             self.say(f"starting with the weights of {options.init_from}")
         if options.resume:
@@ -119,7 +119,7 @@ class Console:
 
     def interrupted(self, step, run):
         """The last words and the exit code after a signal."""
-        again = "" if run.save_failed else f"; to resume: {shell('train.py', '--resume', run.path)}"
+        again = "" if run.save_failed else f"; to resume: {shell_resume(run.path)}"
         self.close(f"interrupted after step {step}{again}")
         return 128 + (self.signals[0] if self.signals else 15)              # another rank's: SIGTERM
 

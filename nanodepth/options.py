@@ -97,6 +97,13 @@ def shell(script, *words):
     return shlex.join(["python", script, *map(str, words)])
 
 
+def shell_resume(path):
+    """The command line that goes on with a run, with as many processes as this one was started with."""
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    start = ["python"] if ranks == "1" else ["torchrun", "--standalone", "--nproc_per_node", ranks]
+    return shlex.join([*start, "train.py", "--resume", str(path)])
+
+
 def find(path, *places):
     """The path if it exists, else the first place / path that does, the repository last; the path if none does."""
     found = (Path(place) / path for place in ("", *places, ROOT))

@@ -127,7 +127,15 @@ def load(run_dir, device="cpu"):
         if out_of_memory(e):
             raise
         raise UserError(f"{run_dir}: the checkpoint does not fit the model's file: {one_line(e)}") from None
+    for old in changed(run_dir, [models.module(config["model"]).__file__]):
+        print(f"{old} is what it was trained with: the file is another now", file=sys.stderr)
     return model.to(device).eval(), config
+
+
+def changed(run_dir, sources):
+    """Paths in source/ of those source files that are not as they were when the run began."""
+    kept = [(Path(run_dir) / "source" / Path(file).name, Path(file)) for file in sources]
+    return [old for old, now in kept if old.exists() and old.read_bytes() != now.read_bytes()]
 
 
 def take_weights(model, run_dir):
@@ -279,11 +287,6 @@ class Run:
             write_text(path / "log.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
         run.evaluated = ranks.share(run.evaluated)
         return run
-
-    def changed(self, sources):
-        """Paths in source/ of those source files that are not as they were when the run began."""
-        kept = [(self.path / "source" / Path(file).name, Path(file)) for file in sources]
-        return [old for old, now in kept if old.exists() and old.read_bytes() != now.read_bytes()]
 
     def open_log(self, wandb=None, tensorboard=None):
         """From here on log() writes; also to wandb and TensorBoard, if these packages are given."""

@@ -282,18 +282,22 @@ class Batches:
     """How the batch of each optimizer step is split over ranks and micro-steps; only memory and speed depend on it.
 
     n_seq: sequences in a step; micro: in one forward pass of one rank; n_micro: such passes of a rank in a step.
-    Without --micro_batch a pass has up to micro_tokens tokens. UserError for numbers that do not divide, and for a
-    tokenizer that cannot be had where samples need it.
+    Without --micro_batch a pass has up to 32,768 tokens, or the model's micro_tokens, halved until parameters x tokens
+    are at most 2^44: 32,768 up to 0.5B parameters, 8,192 up to 2.1B. UserError for numbers that do not divide, and for
+    a tokenizer that cannot be had where samples need it.
     """
 
-    def __init__(self, data, options, ranks, micro_tokens):
+    def __init__(self, data, options, ranks, model):
         self.data, self.options, self.ranks = data, options, ranks
         self.n_seq, rest = divmod(options.batch_tokens, options.seq_len)
         if rest or self.n_seq % ranks.world:
             raise UserError(f"--batch_tokens {options.batch_tokens:,} must be a multiple of "
                             f"seq_len x ranks = {options.seq_len} x {ranks.world}")
         self.per_rank = self.n_seq // ranks.world
-        largest = min(self.per_rank, max(1, micro_tokens // options.seq_len))
+        n_tokens, n_params = getattr(model, "micro_tokens", 32768), sum(p.numel() for p in model.parameters())
+        while n_params * n_tokens > 2 ** 44:
+            n_tokens //= 2
+        largest = min(self.per_rank, max(1, n_tokens // options.seq_len))
         self.micro = options.micro_batch or max(n for n in range(1, largest + 1) if self.per_rank % n == 0)
         if self.per_rank % self.micro:
             raise UserError(f"--micro_batch {self.micro} must divide the {self.per_rank} sequences "

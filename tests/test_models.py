@@ -123,7 +123,8 @@ def test_causal_later_tokens_do_not_change_earlier_logits(name, options):
     changed[0, 9] = (changed[0, 9] + 1) % TINY["vocab_size"]
     for training in (True, False):
         before, after = (seeded(model.train(training), x)[0] for x in (idx, changed))
-        torch.testing.assert_close(after[0, :9], before[0, :9], rtol=0, atol=rounding)
+        torch.testing.assert_close(after[0, :9], before[0, :9], rtol=0, atol=rounding,
+                                   msg=f"models/{name}.py: a token changes the logits before it: not causal")
         torch.testing.assert_close(after[1], before[1], rtol=0, atol=rounding,
                                    msg=f"models/{name}.py: a text changes the logits of another one in its batch")
     assert ((before - after)[0, 9:].abs().amax(dim=1) > 1e-6).all()
@@ -142,7 +143,8 @@ def test_cached_decoding_equals_the_full_forward(name, options):
         parts.append(model(idx[:, at:at + n], cache=cache)[0])
         at += n
     torch.testing.assert_close(torch.cat(parts, dim=1), full, atol=1e-9, rtol=0,
-                               msg=f"models/{name}.py: something reads earlier tokens, and not from the cache")
+                               msg=f"models/{name}.py: something reads earlier tokens, and not from the cache, "
+                                   "or it reads later ones")
     assert cache.pos == 14
 
 

@@ -255,6 +255,8 @@ def test_errors_say_what_to_write(copy):
     files["mine_module"] = replaced(with_a_module(), ("Block.__init__, Block.forward, ", ""))
     wide = ("        self.init_weights()\n", "        self.wide = torch.ones(c.d_model)\n        self.init_weights()\n")
     mistakes = {
+        "later": ([("is_causal=True", "is_causal=False")],
+                  "causal_later_tokens_do_not_change_earlier_logits", "a token changes the logits before it"),
         "batch": ([("x = self.embed(idx)", "x = (self.embed(idx) + self.embed(idx).roll(1, 0))")],
                   "causal_later_tokens_do_not_change_earlier_logits", "a text changes the logits of another one"),
         "plain": ([wide, ("x = self.embed(idx)", "x = (self.embed(idx) * self.wide)")],
@@ -263,7 +265,7 @@ def test_errors_say_what_to_write(copy):
                   "every_parameter_and_buffer_gets_a_value", "shift has no finite initial value: see init_weights"),
         "idle": ([("(self.embed(idx) + self.shift)", "self.embed(idx)")],
                  "every_parameter_gets_a_gradient_after_two_steps_and_has_moved_after_five", "shift gets no gradient")}
-    files |= {f"mine_{name}": replaced(text("gpt") if name in ("batch", "plain") else with_a_parameter(), *pairs)
+    files |= {f"mine_{name}": replaced(with_a_parameter() if name in ("empty", "idle") else text("gpt"), *pairs)
               for name, (pairs, *_) in mistakes.items()}
     for name, source in files.items():
         (copy / "models" / f"{name}.py").write_text(source)
@@ -273,7 +275,7 @@ def test_errors_say_what_to_write(copy):
         ("mine_neutral", "test_neutral_setting_equals_the_baseline"))]
     tests += ["tests/test_copies.py::test_unannounced_pieces_equal_the_baseline[mine_module]"]
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", *tests], cwd=copy, capture_output=True, text=True)
-    assert done.returncode == 1 and "7 failed" in done.stdout, done.stdout
+    assert done.returncode == 1 and "8 failed" in done.stdout, done.stdout
     assert "Changed from gpt.py: Block.__init__, Block.forward, Model.init_weights" in done.stdout
     for name, (*_, said) in mistakes.items():
         assert re.search(rf"models/mine_{name}.py: {said}", done.stdout), done.stdout

@@ -112,6 +112,7 @@ def test_what_may_change(data, whole, scripts, tmp_path):
     said = resumed(scripts, tmp_path / "a" / "ckpt.pt", "--eval_every", 3, "--eval_tokens", 300, "--threads", 2,
                    "--n_layer", SMALL["n_layer"], "--seq_len", SMALL["seq_len"])    # said again
     assert "source/gpt.py is what the run began with" in said and "source/train.py is" not in said
+    assert "source/gpt.py is what it was trained with" in scripts.run("eval.py", tmp_path / "a").stderr
     config = json.loads((tmp_path / "a" / "config.json").read_text())
     assert config["options"]["eval_tokens"] == 300 and config["model_config"]["d_model"] == 32
     assert losses(tmp_path / "a") == losses(whole)

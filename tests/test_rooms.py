@@ -118,6 +118,7 @@ def test_the_report_of_legal_options(words, said, scripts):
             ("a: tuple = (1, 2)", "Config.a must have a default and be"),
             ("a: int | str = 1", "Config.a must have a default and be"),
             ("a: list | None = None", "Config.a must have a default and be"),
+            ("a: int = None", "Config.a = None needs the type int | None"),
             ("a = 16", "Config.a needs a type to be an option: a: int = 16"),
             ("a = None", "Config.a needs a type to be an option: a: float | None = None"),
             ("a: int = 1\n    b: None | float = None\n    def c(self): pass\n    _d = 2", None)))])

@@ -3,6 +3,7 @@ import json
 import math
 import re
 import runpy
+import shutil
 import statistics
 import sys
 from pathlib import Path
@@ -181,19 +182,20 @@ def test_what_a_plain_run_gets(study, monkeypatch, tmp_path):
     monkeypatch.setattr(publish, "final_loss", lambda path: 1.0 if seen else None)
     monkeypatch.setattr(publish, "train", lambda folder, *words, **options: seen.append((words, options)))
     monkeypatch.setattr(publish, "publish", lambda *args: None)
-    study["train"](study["Run"]("x", "gpt-gated", 3, (0.5,)), SimpleNamespace(out=tmp_path, data="d"))
+    args = SimpleNamespace(out=tmp_path, logs=tmp_path, data="d", steps=1000)
+    study["train"](study["Run"]("x", "gpt-gated", 3, (0.5,)), args)
     (words, options), = seen
     assert list(words) == ["gpt", "--gate", "elementwise", "--preset", "study", *study["PLAIN"].split()]
     assert options == dict(data="d", seed=3, max_steps=1000, eval_every=250, adamw_lr=0.5)
 
 
-def test_what_the_stages_run(study, monkeypatch):
+def test_what_the_stages_run(study, data, monkeypatch):
     """All runs of a queue, in order; the better rate of the plain recipe gets the second seed."""
     seen, names = [], study["main"].__globals__
     monkeypatch.setitem(names, "best_rates", lambda system, args: (0.01, 0.02, 0.004))
     monkeypatch.setitem(names, "train", lambda run, args: seen.append(run) or -run.rates[0])
     other = study["STRONG_ONLY"][0]
-    monkeypatch.setattr(sys, "argv", ["study.py", "--systems", "gpt", other])
+    monkeypatch.setattr(sys, "argv", ["study.py", "--systems", "gpt", other, "--data", str(data)])
     study["main"]()
     assert [run.name for run in seen] == [
         *(f"{system}-seed{seed}" for seed in range(3) for system in ("gpt", other)),
@@ -202,5 +204,37 @@ def test_what_the_stages_run(study, monkeypatch):
         "plain-gpt-0.002-seed0", "plain-gpt-0.004-seed0", "plain-gpt-0.004-seed1"]
     by = {run.name: run for run in seen}
     assert by["gpt-half-seed0"].rates == (0.005, 0.01, 0.002) and by["plain-gpt-0.004-seed1"].rates == (0.004,)
-    assert by["gpt-500-seed2"].steps == 500 and by["gpt-layers24-seed1"].more == {"n_layer": 24}
+    assert by["gpt-500-seed2"].part == 0.5 and by["gpt-layers24-seed1"].more == {"n_layer": 24}
     assert {run.rates for name, run in by.items() if not re.search("half|plain", name)} == {(0.01, 0.02, 0.004)}
+
+
+def test_an_own_study(report, study, data, tmp_path, monkeypatch, capsys):
+    """Runs and logs in a folder of their own, whose table is printed; logs of other data or steps are refused."""
+    publish, logs = study["publish"], tmp_path / "logs"
+    mine = next(name for name in study["models"].names() if name not in study["SYSTEMS"])
+
+    def train(folder, model, *words, seed, max_steps, **options):
+        write_run(folder, [5, 3 + seed], seed, step=max_steps, model=model,
+                  options={"max_steps": max_steps})
+
+    def queue(steps):
+        monkeypatch.setattr(sys, "argv", ["study.py", "--systems", "gpt", mine, "--data", str(data), "--logs",
+                                          str(logs), "--steps", str(steps), "--stages", "main", "--seeds", "2"])
+        study["main"]()
+
+    monkeypatch.setattr(publish, "train", train)
+    monkeypatch.setattr(publish, "publish", lambda folder, to, *paths: shutil.copytree(folder, to))
+    for fingerprint, steps, said in (("f", 8, None), ("f", 8, None), ("f", 12, "not of 3 steps"), ("g", 8, "other")):
+        monkeypatch.setattr(publish.shards, "Data", lambda folder: SimpleNamespace(fingerprint=fingerprint))
+        if said:
+            with pytest.raises(SystemExit, match=said):
+                queue(steps)
+        else:
+            queue(steps)
+    assert len(list((tmp_path / "study").iterdir())) == len(list(logs.iterdir())) == 16
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["report.py", str(logs)])
+    report["main"]()
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert [row.split(" | ")[:4] for row in rows] == [["| `gpt`", "2", "3.5000", ""],
+                                                      [f"| `{mine}`", "2", "3.5000", "+0.0000 ± 0.0000"]]

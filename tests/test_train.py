@@ -220,10 +220,18 @@ def test_half_a_torchrun_is_refused(data, tmp_path):
 
 
 def test_the_default_micro_batch(data):
-    """As many sequences as make micro_tokens, in equal parts."""
+    """As many sequences as make micro_tokens, in equal parts; fewer tokens for large models."""
     ranks = SimpleNamespace(rank=0, world=1, device=torch.device("cpu"))
     options = train.Options(batch_tokens=1024, seq_len=16)
-    assert [Batches(Data(data), options, ranks, n).micro for n in (32768, 512, 511, 100, 3)] == [64, 32, 16, 4, 1]
+    with torch.device("meta"):
+        model = torch.nn.Linear(1, 1)
+        sizes = [torch.nn.Linear(1000, n * 1000, bias=False) for n in (536, 537, 2147, 2148)]
+    found = []
+    for model.micro_tokens in (32768, 512, 511, 100, 3):
+        found.append(Batches(Data(data), options, ranks, model).micro)
+    assert found == [64, 32, 16, 4, 1]
+    options = train.Options(batch_tokens=131072, seq_len=16)
+    assert [16 * Batches(Data(data), options, ranks, x).micro for x in sizes] == [32768, 16384, 8192, 4096]
 
 
 def test_the_last_validation_may_be_longer(data, tmp_path):

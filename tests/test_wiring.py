@@ -79,7 +79,8 @@ def test_flops_of_a_model_that_looks_at_its_numbers():
 
 def test_the_seed_is_of_batches_and_of_weights(data):
     ranks, folder = SimpleNamespace(rank=0, world=1, device=CPU), Data(data)
-    idx, targets = next(Batches(folder, train.Options(batch_tokens=128, seq_len=16, seed=7), ranks, 32768).train(3))
+    options = train.Options(batch_tokens=128, seq_len=16, seed=7)
+    idx, targets = next(Batches(folder, options, ranks, torch.nn.Linear(1, 1)).train(3))
     wanted = folder.batch(3, 0, 8, 8, 16, 7)
     assert torch.equal(idx, wanted[0]) and torch.equal(targets, wanted[1])
     options = (train.Options(seq_len=16, seed=seed, compile=False) for seed in (7, 7, 8))
@@ -88,10 +89,11 @@ def test_the_seed_is_of_batches_and_of_weights(data):
 
 
 def test_ranks_share_the_validation(data):
-    options, folder = train.Options(batch_tokens=128, seq_len=16), Data(data)
+    options, folder, four = train.Options(batch_tokens=128, seq_len=16), Data(data), torch.nn.Linear(1, 1)
+    four.micro_tokens = 64
 
     def scored(rank, world):
-        batches = Batches(folder, options, SimpleNamespace(rank=rank, world=world, device=CPU), 64)
+        batches = Batches(folder, options, SimpleNamespace(rank=rank, world=world, device=CPU), four)
         return sorted(tuple(row) for _, targets in batches.val(400) for row in targets.tolist() if max(row) >= 0)
 
     assert len(scored(0, 1)) == 25 and sorted(scored(0, 2) + scored(1, 2)) == scored(0, 1)
@@ -109,7 +111,8 @@ def test_bits_per_byte_are_over_bytes():
 def test_bf16_is_autocast_in_training_and_validation(dtype, data):
     options, seen = train.Options(batch_tokens=128, seq_len=16, dtype=dtype, eval_tokens=100), []
     ranks = SimpleNamespace(rank=0, world=1, device=CPU, parallel=False, sum=lambda tensor: tensor)
-    batches, model = Batches(Data(data), options, ranks, 32768), models.build("gpt", vocab_size=257, **SIZE)
+    model = models.build("gpt", vocab_size=257, **SIZE)
+    batches = Batches(Data(data), options, ranks, model)
     model.register_forward_pre_hook(lambda m, inputs: seen.append((m.training, torch.is_autocast_enabled("cpu"))))
     train.train_step(0, model, [], batches, options, ranks, [])                     # no optimizers: nothing moves
     quiet = SimpleNamespace(validating=lambda batches, n: batches, validated=lambda *_: None, signals=[])
@@ -134,27 +137,19 @@ def test_deterministic_reaches_the_device(monkeypatch):
         assert bool(called) == deterministic
 
 
-def test_a_model_may_say_how_many_tokens_it_takes(data, monkeypatch):
-    seen = []
-
-    def batches(data, options, ranks, micro_tokens):
-        seen.append(micro_tokens)
-        raise KeyboardInterrupt
-    monkeypatch.setattr(train, "Batches", batches)
-    for own in (False, True):
-        if own:
-            monkeypatch.setattr(models.module("gpt").Model, "micro_tokens", 64, raising=False)
-        with pytest.raises(KeyboardInterrupt):
-            inside(*flags(**SMALL, data=data))
-    assert seen == [32768, 64]
-
-
 @pytest.mark.parametrize("name, peak", {
     "NVIDIA H200": 989e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA H100 PCIe": 756e12, "NVIDIA H100 NVL": 835e12,
     "NVIDIA A100-SXM4-80GB": 312e12, "Tesla T4": None}.items())
 def test_peaks(name, peak, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     assert devices.peak_flops(torch.device("cuda")) == peak and devices.peak_flops(CPU) is None
+
+
+def test_how_to_resume(monkeypatch):
+    assert console.shell_resume("runs/my run") == "python train.py --resume 'runs/my run'"
+    for ranks, start in (("1", "python"), ("4", "torchrun --standalone --nproc_per_node 4")):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        assert console.shell_resume("runs/x") == f"{start} train.py --resume runs/x"
 
 
 def test_signals_of_a_run(capfd):

@@ -1,8 +1,9 @@
-"""Tables and pictures of this folder's README, from logs/: python results/study-cpu/report.py
+"""Tables and pictures of this folder's README, from logs/: python results/study-cpu/report.py [LOGS]
 
 Rewrites what stands between <!-- NAME --> and <!-- end --> in README.md, plain.md, rates.md, copying.md and in the
 repository's README.md; draws curves.png, curves-page2.png and gaps.png. Runs that are not there yet are left out: it
-can be called at any time.
+can be called at any time. With a folder LOGS of study.py --logs it prints the main table of that one and writes
+nothing.
 """
 import json
 import math
@@ -19,6 +20,7 @@ import publish  # noqa: E402
 from publish import fill, markdown  # noqa: E402
 from study import DEEP, PLAIN_RATES, SYSTEMS  # noqa: E402
 
+import models  # noqa: E402
 from nanodepth import curves, pictures  # noqa: E402
 
 CLAIMS = (  # the first has the lower loss, says
@@ -53,16 +55,16 @@ TRIES = {  # names of logs, with system and rates; head; the number of tries amo
     "quarter": (r"tune-plain-(.*?)-(\d[\d.e-]*)", "adamw_lr: loss after 250 steps", 0, ())}
 
 
-def logs(pattern):
-    """[run] of the folders in logs/ whose whole name matches and that did not diverge, by seed."""
-    found = [path for path in (HERE / "logs").iterdir() if re.fullmatch(pattern, path.name)]
+def logs(pattern, folder=None):
+    """[run] of those in the folder (logs/) whose whole name matches and that did not diverge, by seed."""
+    found = [path for path in (folder or HERE / "logs").iterdir() if re.fullmatch(pattern, path.name)]
     ended = [path for path in found if publish.final_loss(path) not in (None, math.inf)]
     return sorted(map(curves.read_log, ended), key=lambda run: run["seed"])
 
 
-def groups(suffix="", systems=SYSTEMS):
+def groups(suffix="", systems=SYSTEMS, folder=None):
     """{system: its runs} of those that have finished runs of this kind."""
-    found = {name: logs(rf"{name}{suffix}-seed\d+") for name in systems}
+    found = {name: logs(rf"{name}{suffix}-seed\d+", folder) for name in systems}
     return {name: runs for name, runs in found.items() if runs}
 
 
@@ -287,6 +289,9 @@ def gaps_picture(strong, plain):
 
 
 def main():
+    if sys.argv[1:]:
+        print(main_table(groups(systems={**SYSTEMS, **dict.fromkeys(models.names())}, folder=Path(sys.argv[1]))))
+        return
     strong, plain = groups(), plain_groups()
     fill(HERE / "rates.md", **{name: rates_table(name) for name in TRIES})
     fill(HERE / "copying.md", heads=heads_table())

@@ -8,8 +8,11 @@
     plain   the papers' plain recipe: no QK norm, no zero init, AdamW, cosine, one rate, of which the better counts
 
 One run at a time, in one thread. It may be killed at any moment: a run goes on from its last checkpoint. The log of a
-finished run is copied to logs/, and what is there is not run again. --stages chooses, and with --systems several
-queues can share the work.
+finished run is copied to --logs, and what is there is not run again. --stages chooses, and with --systems several
+queues can share the work. Other data or another length need logs of their own, with gpt's runs again:
+
+    python results/study-cpu/study.py --data stdlib --logs runs/mine/logs --systems gpt mine --steps 200 --stages main
+    python results/study-cpu/report.py runs/mine/logs
 """
 import argparse
 import json
@@ -21,6 +24,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 import publish  # noqa: E402
+
+import data_prep  # noqa: E402
+import models  # noqa: E402
+from nanodepth.options import UserError  # noqa: E402
 
 SYSTEMS = {  # name in the tables: model and its options
     "gpt": "gpt", "gpt-gated": "gpt --gate elementwise", "resformer": "resformer", "exoformer": "exoformer",
@@ -48,20 +55,24 @@ class Run:
     system: str
     seed: int
     rates: tuple                                                # muon_lr, adamw_lr, mix_lr; plain recipe: adamw_lr
-    steps: int = STEPS
+    part: float = 1                                             # of the length
     more: dict = field(default_factory=dict)                    # further options
 
 
 def train(run, args):
     """The final loss of a run, which is made, or finished, if it has not been."""
-    logs, folder = HERE / "logs" / run.name, args.out / run.name
-    if publish.final_loss(logs) is None:
+    logs, folder, steps = args.logs / run.name, args.out / run.name, round(run.part * args.steps)
+    if publish.final_loss(logs) is not None:
+        there = json.loads((logs / "config.json").read_text())
+        if (there["data"]["fingerprint"], there["options"]["max_steps"]) != (args.fingerprint, steps):
+            sys.exit(f"{logs} is of other data than {args.data}, or not of {steps} steps: name another --logs")
+    else:
         plain = len(run.rates) == 1
         rates = dict(zip(("adamw_lr",) if plain else ("muon_lr", "adamw_lr", "mix_lr"), run.rates))
-        words = [*SYSTEMS[run.system].split(), "--preset", "study", *(PLAIN.split() if plain else ())]
-        publish.train(folder, *words, data=args.data, seed=run.seed, max_steps=run.steps, eval_every=run.steps // 4,
+        words = [*SYSTEMS.get(run.system, run.system).split(), "--preset", "study", *(PLAIN.split() if plain else ())]
+        publish.train(folder, *words, data=args.data, seed=run.seed, max_steps=steps, eval_every=max(1, steps // 4),
                       **rates, **run.more)
-        publish.publish(folder, logs, f"runs/study/{run.name}")
+        publish.publish(folder, logs, f"runs/study/{run.name}", f"data/{Path(args.data).name}")
     loss = publish.final_loss(logs)
     if run.seed != TUNING_SEED and math.isfinite(loss) and not (logs / "copying.json").exists() \
             and (folder / "ckpt.pt").exists():
@@ -74,7 +85,7 @@ def best_rates(system, args):
     """The triple of rates with the lowest loss after a quarter of the steps, of as many tries as every system has."""
     def loss(rates):
         name = f"tune-{system}-" + "-".join(f"{x:g}" for x in rates)
-        return train(Run(name, system, TUNING_SEED, rates, STEPS // 4), args)
+        return train(Run(name, system, TUNING_SEED, rates, 0.25), args)
 
     first = min(RATES, key=loss)
     then = [tuple(round(x * f, 6) for x, f in zip(first, factors)) for factors in THEN[system not in MIXES_NOTHING]]
@@ -88,15 +99,22 @@ def plain_run(system, seed, rate):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="wiki", help="folder made by data_prep.py, or its name under data/ (wiki)")
-    parser.add_argument("--out", type=Path, default=Path("runs/study"), help="where the runs go (runs/study)")
+    parser.add_argument("--logs", type=Path, default=HERE / "logs", help="logs of finished runs (those of this folder)")
+    parser.add_argument("--out", type=Path, help="where the runs go (runs/study, or beside --logs)")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of a main run (%(default)s)")
     parser.add_argument("--stages", nargs="+", default=["main", "length", "half", "depth", "plain"],
                         help="main length half depth plain (all, in this order)")
     parser.add_argument("--seeds", type=int, default=SEEDS,
                         help="of the main and length runs (%(default)s); at most 2 of the others")
-    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS), metavar="SYSTEM",
-                        help=f"{' '.join(SYSTEMS)} (all)")
+    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=[*SYSTEMS, *models.names()],
+                        metavar="SYSTEM", help=f"{' '.join(SYSTEMS)} (all), or any other model")
     args = parser.parse_args()
-    args.out = args.out.resolve()
+    args.logs = args.logs.resolve()
+    args.out = (args.out or (Path("runs") if args.logs == HERE / "logs" else args.logs.parent) / "study").resolve()
+    try:
+        args.fingerprint = publish.shards.Data(data_prep.train_folder(args.data)).fingerprint
+    except UserError as e:
+        parser.error(str(e))
     best = {system: best_rates(system, args) for system in args.systems}
     if "main" in args.stages:
         for seed in range(args.seeds):
@@ -104,8 +122,8 @@ def main():
                 train(Run(f"{system}-seed{seed}", system, seed, best[system]), args)
     if "length" in args.stages and "gpt" in args.systems:
         for seed in range(args.seeds):
-            for steps in (STEPS // 2, 3 * STEPS // 2, 2 * STEPS):
-                train(Run(f"gpt-{steps}-seed{seed}", "gpt", seed, best["gpt"], steps), args)
+            for part in (0.5, 1.5, 2):
+                train(Run(f"gpt-{round(part * args.steps)}-seed{seed}", "gpt", seed, best["gpt"], part), args)
     if "half" in args.stages:
         for system in (x for x in ("gpt", "muddformer") if x in args.systems):
             train(Run(f"{system}-half-seed0", system, 0, tuple(x / 2 for x in best[system])), args)
