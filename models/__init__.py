@@ -1,7 +1,8 @@
 """The registry: every .py file in this folder is a model under its file name. Drop in a file and it exists.
 
 A model file defines `Config`, a dataclass with vocab_size and max_len, and `Model(config)` with config, blocks (or
-muon_modules) and forward; with a `Cache` it also writes text. gpt.py shows the whole contract.
+muon_modules, what Muon trains) and forward; with a `Cache` it also writes text. gpt.py shows the whole contract.
+Model.micro_tokens: how many tokens a forward pass takes by default, if 32,768 do not fit.
 """
 import math
 import re

@@ -2,8 +2,8 @@
 
 Each system is trained on windows of T tokens; then the same checkpoint reads the same validation text, every token
 predicted once, in windows of T, 2 T and 4 T. Shape, batches, steps and rates of all systems are those of gpt in
-results/study-small. What is done is not repeated, so it can be interrupted. Writes losses.jsonl and table.md to
---results.
+results/study-small. What is done is not repeated, so it can be interrupted. Writes losses.jsonl, prints the
+table.
 """
 import argparse
 import json
@@ -79,7 +79,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="wiki", help="folder made by data_prep.py, or its name under data/ (wiki)")
     parser.add_argument("--out", type=Path, default=Path("runs/length"), help="where the runs go (runs/length)")
-    parser.add_argument("--results", type=Path, default=HERE, help="where losses.jsonl and table.md go (this folder)")
+    parser.add_argument("--results", type=Path, default=HERE, help="where losses.jsonl goes (this folder)")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="NAME",
                         help=f"of {', '.join(SYSTEMS)} (all)")
     parser.add_argument("--seq_len", type=int, default=256, help="T, tokens of a training window (256)")
@@ -96,7 +96,6 @@ def main():
     rows = sorted((row for rows in found for row in rows), key=lambda row: args.systems.index(row["system"]))
     args.results.mkdir(parents=True, exist_ok=True)
     (args.results / "losses.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (args.results / "table.md").write_text(table(rows))
     print("\n" + table(rows), end="")
 
 
