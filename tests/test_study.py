@@ -146,7 +146,7 @@ def test_columns(report, monkeypatch):
     def cells(table):
         return [cell.strip() for cell in table.splitlines()[3].split("|")[2:-1]]
 
-    assert cells(report["baseline_table"](-0.1, -0.2)) == ["-0.1000", "-1.0000", "-0.2000", "-2.0000", "3.8000"]
+    assert cells(report["baseline_table"](-0.1, -0.2)) == ["-0.1000", "-1.0000", "-0.2000", "-2.0000", "3.8000", "1"]
     assert cells(report["depth_table"](-0.1)) == ["-0.3000", "-3.0000", "-0.1000", "-1.0000", "-0.4000", "-4.0000"]
 
 

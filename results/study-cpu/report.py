@@ -219,8 +219,8 @@ def saving_table(strong):
 def baseline_table(strong, plain):
     each = [losses(kind) for kind in (strong, plain) for losses in (final, others)]
     return markdown(["system", "strong recipe: difference to gpt (95%)", "strong, others", "plain recipe",
-                     "plain, others", "final loss, plain"],
-                    [[f"`{name}`", *(gap(losses, name)[0] for losses in each), f"{mean(at.values()):.4f}"]
+                     "plain, others", "final loss, plain", "seeds, plain"],
+                    [[f"`{name}`", *(gap(losses, name)[0] for losses in each), f"{mean(at.values()):.4f}", str(len(at))]
                      for name, at in each[2].items()])
 
 
