@@ -8,7 +8,7 @@ import torch
 from tqdm import tqdm
 
 from muon import split_params
-from nanodepth.options import shell, shell_resume
+from nanodepth.options import shell
 
 QUIET = 30                                      # seconds that a validation may take without a line
 
@@ -63,7 +63,7 @@ class Console:
         how, on_cpu = "compiled" if options.compile else "eager", ranks.device.type == "cpu"
         threads = f" ({torch.get_num_threads()} threads)" if on_cpu else ""
         self.say(f"{ranks.device}{threads}, {options.dtype}, {how}, torch {torch.__version__}; "
-                 f"to resume: {shell_resume(run.path)}")
+                 f"to resume: {shell('train.py', '--resume', run.path)}")
         if options.init_from and not options.resume:
             self.say(f"starting with the weights of {options.init_from}")
         if options.resume:
@@ -119,7 +119,7 @@ class Console:
 
     def interrupted(self, step, run):
         """The last words and the exit code after a signal."""
-        again = "" if run.save_failed else f"; to resume: {shell_resume(run.path)}"
+        again = "" if run.save_failed else f"; to resume: {shell('train.py', '--resume', run.path)}"
         self.close(f"interrupted after step {step}{again}")
         return 128 + (self.signals[0] if self.signals else 15)              # another rank's: SIGTERM
 

@@ -93,15 +93,10 @@ def one_line(error):
 
 
 def shell(script, *words):
-    """The command line that runs one of the scripts with these words."""
-    return shlex.join(["python", script, *map(str, words)])
-
-
-def shell_resume(path):
-    """The command line that goes on with a run, with as many processes as this one was started with."""
-    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    """The command line that runs one of the scripts with these words; train.py under torchrun if this program is."""
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1") if script == "train.py" else "1"
     start = ["python"] if ranks == "1" else ["torchrun", "--standalone", "--nproc_per_node", ranks]
-    return shlex.join([*start, "train.py", "--resume", str(path)])
+    return shlex.join([*start, script, *map(str, words)])
 
 
 def find(path, *places):

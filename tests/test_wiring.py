@@ -146,10 +146,12 @@ def test_peaks(name, peak, monkeypatch):
 
 
 def test_how_to_resume(monkeypatch):
-    assert console.shell_resume("runs/my run") == "python train.py --resume 'runs/my run'"
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert console.shell("train.py", "--resume", "runs/my run") == "python train.py --resume 'runs/my run'"
     for ranks, start in (("1", "python"), ("4", "torchrun --standalone --nproc_per_node 4")):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-        assert console.shell_resume("runs/x") == f"{start} train.py --resume runs/x"
+        assert console.shell("train.py", "--resume", "runs/x") == f"{start} train.py --resume runs/x"
+        assert console.shell("eval.py", "runs/x") == "python eval.py runs/x"
 
 
 def test_signals_of_a_run(capfd):

@@ -2,8 +2,8 @@
 
 Each system is trained on windows of T tokens; then the same checkpoint reads the same validation text, every token
 predicted once, in windows of T, 2 T and 4 T. Shape, batches, steps and rates of all systems are those of gpt in
-results/study-small. What is done is not repeated, so it can be interrupted. Writes losses.jsonl, prints the
-table.
+results/study-small. What is done is not repeated, so it can be interrupted. Writes losses.jsonl and
+prints the table.
 """
 import argparse
 import json

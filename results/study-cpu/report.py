@@ -5,6 +5,7 @@ repository's README.md; draws curves.png, curves-page2.png and gaps.png. Runs th
 can be called at any time. With a folder LOGS of study.py --logs it prints the main table of that one and writes
 nothing.
 """
+import argparse
 import json
 import math
 import re
@@ -289,8 +290,13 @@ def gaps_picture(strong, plain):
 
 
 def main():
-    if sys.argv[1:]:
-        print(main_table(groups(systems={**SYSTEMS, **dict.fromkeys(models.names())}, folder=Path(sys.argv[1]))))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("logs", type=Path, nargs="?", help="folder of study.py --logs")
+    folder = parser.parse_args().logs
+    if folder and not folder.is_dir():
+        parser.error(f"{folder} is not a folder")
+    if folder:
+        print(main_table(groups(systems=[*SYSTEMS, *models.names()], folder=folder)))
         return
     strong, plain = groups(), plain_groups()
     fill(HERE / "rates.md", **{name: rates_table(name) for name in TRIES})

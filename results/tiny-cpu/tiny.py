@@ -1,4 +1,4 @@
-"""Every model at the tiny preset: python results/tiny-cpu/tiny.py     (two hours of one core)
+"""Every model at the tiny preset: python results/tiny-cpu/tiny.py     (hours of one core)
 
 One run at a time, compiled, in one thread, all with gpt's rates. It may be killed at any moment: a run goes on from its
 last checkpoint. The log of a finished run is copied to logs/ and its row written into README.md; what is there is not
