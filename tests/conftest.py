@@ -28,8 +28,7 @@ QUICK = {
     "test_gpt": ["test_initial_values"],
     "test_train": ["test_log_and_run_folder", "test_lr_schedules", "test_every_model_learns_and_resumes[gpt]",
                    "test_what_must_not_change_the_losses", "test_a_few_steps_are_all_warm_up"],
-    "test_data_prep": ["test_shard", "test_bad_shards", "test_ids", "test_tokenizers", "test_an_epoch", "test_batch",
-                       "test_order", "test_negative", "test_val_batches", "test_fingerprint", "test_documents"],
+    "test_shards": [""], "test_tokenizers": ["test_tokenizers"], "test_texts": ["test_documents"],
 }
 
 # What only --full runs. Of a test over all models the default run keeps every fifth model, and a user's own.

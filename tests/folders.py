@@ -1,0 +1,90 @@
+"""Data folders, files of text and data_prep.py's command line, for the tests of data."""
+import base64
+import gzip
+import json
+import lzma
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import data_prep
+from forked import within
+from nanodepth.shards import Data
+
+ROOT = Path(__file__).parent.parent
+EOT = "<|endoftext|>"
+DOCS = ["Hello  world, it's 42!\n\n\tx", "naïve 日本語 🙂 \u0301\x00", f"it says {EOT} inside", " \n ", "last\none " * 40]
+
+
+def shard_bytes(tokens, magic=20240520, version=1, count=None):
+    """The format by its description, without numpy: 256 int32, then uint16, little-endian."""
+    header = [magic, version, len(tokens) if count is None else count] + [0] * 253
+    return struct.pack("<256i", *header) + struct.pack(f"<{len(tokens)}H", *tokens)
+
+
+def make(folder, train, val=([1, 2, 3],), meta=None):
+    """A data folder with these shards (lists of ids)."""
+    folder.mkdir()
+    for split, shards in (("train", train), ("val", val)):
+        for i, tokens in enumerate(shards):
+            (folder / f"{split}_{i:06d}.bin").write_bytes(shard_bytes(tokens))
+    if meta is not None:
+        (folder / "meta.json").write_text(meta if isinstance(meta, str) else json.dumps(meta))
+    return folder
+
+
+def meta_of(shards, **changes):
+    return {"version": 1, "tokenizer": "byte", "vocab_size": 257, "splits": {}, "source": "test",
+            "shards": {k: {"tokens": n, "sha256": "0" * 64} for k, n in shards.items()}} | changes
+
+
+def ranks_file(path, tokens):
+    path.write_bytes(b"".join(base64.b64encode(t) + b" %d\n" % i for i, t in enumerate(tokens)))
+    return path
+
+
+def splits_of(folder):
+    data = Data(folder)
+    return {split: [t for shard in shards for t in shard.tolist()] for split, shards in data.shards.items()}
+
+
+def zst(raw):
+    """Two frames, as `cat a.zst b.zst` has them."""
+    zstandard = pytest.importorskip("zstandard")
+    return b"".join(zstandard.compress(part) for part in (raw[:len(raw) // 3], raw[len(raw) // 3:]))
+
+
+def write_parquet(path, columns):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table(columns), path, row_group_size=7)
+    return path
+
+
+def write_docs(path, docs):
+    if path.suffix == ".parquet":
+        return write_parquet(path, {"id": [*range(len(docs))], "text": docs})
+    if ".jsonl" not in path.name:
+        raw = f"\n{EOT}\n".join(docs).encode()
+    else:
+        raw = "".join(json.dumps({"id": i, "text": doc}, ensure_ascii=i % 2 == 0) + "\n"
+                      for i, doc in enumerate(docs)).encode()
+    path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress, ".zst": zst}.get(path.suffix, bytes)(raw))
+    return path
+
+
+def main(monkeypatch, capsys, folder, *args):
+    """The command line within this process: exit code, stdout, stderr."""
+    monkeypatch.chdir(folder)
+    return within("data_prep.py", data_prep.main, *args), *capsys.readouterr()
+
+
+def cli(*args, cwd, **env):
+    """The same as a process of its own."""
+    env = {**os.environ, "HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9",
+           "OMP_NUM_THREADS": "1", **env}
+    return subprocess.run([sys.executable, ROOT / "data_prep.py", *map(str, args)], cwd=cwd, env=env,
+                          capture_output=True, text=True)

@@ -1,0 +1,242 @@
+"""Token shards and Data, the loader, against bytes made by hand and naive loops."""
+import hashlib
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from folders import make, meta_of, shard_bytes
+from nanodepth import shards
+from nanodepth.options import UserError
+from nanodepth.shards import Data
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int64, list])
+def test_shard_bytes_and_round_trip(tmp_path, dtype):
+    tokens = [0, 1, 255, 256, 50256, 65535]
+    digest = shards.write_shard(tmp_path / "a.bin", tokens if dtype is list else np.array(tokens, dtype))
+    raw = (tmp_path / "a.bin").read_bytes()
+    assert raw == shard_bytes(tokens)
+    assert digest == hashlib.sha256(raw).hexdigest()
+    back = shards.read_shard(tmp_path / "a.bin")
+    assert isinstance(back, np.memmap) and back.dtype == np.uint16 and back.tolist() == tokens
+    assert [p.name for p in tmp_path.iterdir()] == ["a.bin"]
+
+
+@pytest.mark.parametrize("raw, words", [
+    (b"", "not a token shard: 0 bytes"),
+    (b"x" * 1000, "not a token shard: 1000 bytes"),
+    (shard_bytes([1, 2], magic=20240521), "starts with 20240521"),
+    (shard_bytes([1, 2], version=2), "version 2"),
+    (shard_bytes([1, 2], count=1_000_000), "header says 1,000,000 tokens, file holds 2: prepare the folder again"),
+    (shard_bytes([1, 2, 3], count=2), "header says 2 tokens, file holds 3:"),
+    (shard_bytes([1, 2]) + b"!", "header says 2 tokens, file holds 2.5:"),
+    (shard_bytes([]), "0 tokens"),
+    (shard_bytes([1], count=-5), "-5 tokens"),
+    (None, "No such file"),
+])
+def test_bad_shards(tmp_path, raw, words):
+    path = tmp_path / "train_000000.bin"
+    if raw is not None:
+        path.write_bytes(raw)
+    with pytest.raises(UserError, match=re.escape(words)) as e:
+        shards.read_shard(path)
+    assert str(path) in str(e.value) and "\n" not in str(e.value)
+
+
+def test_truncated_shards_say_what_to_do(tmp_path):
+    """Own shards can be prepared again; public ones, which have other names, downloaded."""
+    for name, words in (("val_000003.bin", "prepare the folder again"), ("fineweb_val_000000.bin", "download it again"),
+                        ("finewebedu_train_000001.bin.part", "download it again")):
+        (tmp_path / name).write_bytes(shard_bytes([1, 2, 3], count=4))
+        with pytest.raises(UserError, match=f"{name}: header says 4 tokens, file holds 3: {words}$"):
+            shards.read_shard(tmp_path / name)
+
+
+@pytest.mark.parametrize("tokens", [[65536], [-1]])
+def test_ids_that_do_not_fit_are_not_written(tmp_path, tokens):
+    with pytest.raises(UserError):
+        shards.write_shard(tmp_path / "a.bin", tokens)
+    assert not list(tmp_path.iterdir())
+
+
+SEQ = 5
+TRAIN = [list(range(100, 117)), [200, 201], list(range(400, 405)), list(range(300, 311))]    # 17, 2, 5 and 11 tokens
+
+
+def brute_windows():
+    """Every window by hand: within a shard, side by side, SEQ inputs plus one."""
+    return [tuple(shard[i:i + SEQ + 1]) for shard in TRAIN for i in range(0, len(shard), SEQ)
+            if len(shard[i:i + SEQ + 1]) == SEQ + 1]
+
+
+def rows_of(data, step, start, stop, batch_size, seed=0):
+    idx, targets = data.batch(step, start, stop, batch_size, SEQ, seed)
+    assert idx.shape == targets.shape == (stop - start, SEQ) and idx.dtype == targets.dtype == torch.int64
+    assert torch.equal(idx[:, 1:], targets[:, :-1])
+    return [(*a, b[-1]) for a, b in zip(idx.tolist(), targets.tolist())]
+
+
+def test_an_epoch_visits_each_window_once(tmp_path):
+    data = Data(make(tmp_path / "d", TRAIN))
+    windows = brute_windows()
+    n = data.n_windows(SEQ)
+    assert n == len(windows) == 5 and data.n_train == 35 and data.n_val == 3
+    stream = [row for step in range(20) for row in rows_of(data, step, 0, 3, 3)]               # batches straddle epochs
+    epochs = [stream[i:i + n] for i in range(0, 60, n)]
+    for epoch in epochs:
+        assert sorted(epoch) == sorted(windows)
+    assert len(set(map(tuple, epochs))) > 6 and epochs[0] != epochs[1]
+    other = [row for step in range(20) for row in rows_of(data, step, 0, 3, 3, seed=1)]
+    assert other != stream and sorted(other) == sorted(stream)
+
+
+def test_batch_is_a_pure_function(tmp_path):
+    folder = make(tmp_path / "d", TRAIN)
+    data = Data(folder)
+    reference = {step: rows_of(data, step, 0, 4, 4) for step in range(12)}
+    # in any order, on a new object
+    for step in random.Random(0).sample(range(12), 12):
+        np.random.seed(step)
+        torch.manual_seed(step)
+        data.batch(step + 7, 0, 2, 2, 3, 99)
+        assert rows_of(data, step, 0, 4, 4) == reference[step] == rows_of(Data(folder), step, 0, 4, 4)
+        for cuts in ((0, 1, 4), (0, 2, 3, 4), (0, 1, 2, 3, 4)):          # ranks and micro-batches
+            assert sum((rows_of(data, step, a, b, 4) for a, b in zip(cuts, cuts[1:])), []) == reference[step]
+    state = torch.random.get_rng_state(), np.random.get_state()[1].tolist()
+    data.batch(3, 0, 4, 4, SEQ, 0)
+    assert torch.equal(state[0], torch.random.get_rng_state()) and state[1] == np.random.get_state()[1].tolist()
+
+
+def test_order_is_frozen(tmp_path):
+    """A resumed run must see the same batches: numpy fixes PCG64's raw stream, and with it the order."""
+    data = Data(make(tmp_path / "d", [list(range(21))]))
+    assert [row[0] // 2 for row in data.batch(0, 0, 10, 10, 2, seed=1234)[0].tolist()] == [5, 6, 3, 9, 7, 4, 1, 2, 8, 0]
+
+
+def test_negative_seed_and_short_split(tmp_path):
+    data = Data(make(tmp_path / "d", TRAIN))
+    assert sorted(rows_of(data, 0, 0, 5, 5, seed=-1)) == sorted(brute_windows())
+    assert data.n_windows(16) == 1
+    with pytest.raises(UserError, match="35 tokens"):
+        data.n_windows(17)
+
+
+@pytest.mark.parametrize("n_tokens", [None, 1, 5, 6, 17, 18, 19, 27, 1000])
+@pytest.mark.parametrize("batch_size, seq_len", [(1, 5), (2, 5), (3, 4), (50, 1), (1, 100)])
+def test_val_batches_cover_the_first_targets_once(tmp_path, n_tokens, batch_size, seq_len):
+    shards = [list(range(100, 119)), [7], list(range(200, 211))]
+    data = Data(make(tmp_path / "d", TRAIN, shards))
+    pairs = [pair for shard in shards for pair in zip(shard, shard[1:])][:n_tokens]
+    seen, contexts = [], []
+    for idx, targets in data.val_batches(n_tokens, batch_size, seq_len):
+        assert idx.shape == targets.shape == (batch_size, seq_len) and idx.dtype == targets.dtype == torch.int64
+        assert (idx[targets == -1] == 0).all() and (targets >= 0).any()
+        for a, b in zip(idx.tolist(), targets.tolist()):
+            row = [(x, y) for x, y in zip(a, b) if y != -1]
+            assert row == list(zip(a, b))[:len(row)]                     # padding comes last
+            seen += row
+            contexts.append(len(row))
+    assert seen == pairs
+    full = [min(seq_len, n - at) for n in (18, 10) for at in range(0, n, seq_len)]
+    assert [n for n in contexts if n][:-1] == full[:len([n for n in contexts if n]) - 1]
+
+
+def test_foreign_names_and_what_is_no_shard(tmp_path):
+    folder = tmp_path / "d"
+    folder.mkdir()
+    for name, tokens in {"retrieval_train_000002.bin": [3, 4], "retrieval_train_000001.bin": [1, 2],
+                         "retrieval_val_000000.bin": [5], "other.bin": [9] * 9}.items():
+        (folder / name).write_bytes(shard_bytes(tokens))
+    (folder / "train_000009.bin.tmp-1").write_bytes(b"")
+    data = Data(folder)
+    assert (data.n_train, data.n_val, data.tokenizer, data.vocab_size, data.meta) == (4, 1, "gpt2", 50257, {})
+    assert [s.tolist() for s in data.shards["train"]] == [[1, 2], [3, 4]]
+
+
+def test_fingerprint_follows_the_data(tmp_path):
+    long = list(range(1000)) * 200
+    base = Data(make(tmp_path / "a", [long])).fingerprint
+    assert base == Data(make(tmp_path / "b", [long])).fingerprint and re.fullmatch("[0-9a-f]{16}", base)
+    changed = [[1] + long[1:]], [long[:-1] + [1]], [long[:-1]], [long, [1]]
+    assert len({base, *(Data(make(tmp_path / f"c{i}", c)).fingerprint for i, c in enumerate(changed))}) == 5
+    names = {"train_000000.bin": len(long), "val_000000.bin": 3}
+    with_meta = [Data(make(tmp_path / f"m{i}", [[0] * len(long)], meta=m)).fingerprint for i, m in enumerate(
+        [meta_of(names), meta_of(names) | {"source": "x"},
+         meta_of(names) | {"shards": {k: {"tokens": n, "sha256": "1"} for k, n in names.items()}}])]
+    assert with_meta[0] == with_meta[1] != with_meta[2]
+
+
+def test_token_bytes_of_a_folder(tmp_path):
+    shards = {f"train_{i:06d}.bin": len(t) for i, t in enumerate(TRAIN)} | {"val_000000.bin": 3}
+    folder = make(tmp_path / "d", TRAIN, meta=meta_of(shards, vocab_size=500, tokenizer="own.tiktoken"))
+    with pytest.raises(UserError, match="'own.tiktoken' is no file of the folder"):
+        Data(folder)
+    (folder / "own.tiktoken").write_text("not ranks")
+    data = Data(folder)
+    assert data.token_bytes is None and data.tokenizer == str(folder / "own.tiktoken")
+    np.save(folder / "token_bytes.npy", np.arange(500))
+    assert Data(folder).token_bytes.tolist() == list(range(500))
+    for wrong in (np.arange(499), np.arange(500) - 1, np.arange(500) / 2):
+        np.save(folder / "token_bytes.npy", wrong)
+        with pytest.raises(UserError, match="token_bytes.npy"):
+            Data(folder).token_bytes
+
+
+def test_ids_beyond_the_vocabulary(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "CHUNK", 8)                           # the bad id lies in a later chunk
+    good = [256] * 30
+    bad = good[:21] + [257] + good[22:]
+    names = {"train_000000.bin": 30, "train_000001.bin": 30, "val_000000.bin": 3}
+    folder = make(tmp_path / "d", [good, bad], meta=meta_of(names))
+    with pytest.raises(UserError, match="train_000001.bin: token id 257 at position 21 .* 257"):
+        Data(folder)
+    with pytest.raises(UserError, match="50257"):
+        Data(make(tmp_path / "e", TRAIN, [[50257]]))
+    assert Data(folder, checked=("val",)).n_train == 60               # not read for what only validates
+
+
+def test_a_folder_of_texts_hides_no_data_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "books").mkdir()
+    assert shards.find_folder("books") == Path("books")               # "no train shard in it" is said then
+    (tmp_path / "data").mkdir()
+    made = make(tmp_path / "data" / "books", TRAIN, [[1, 2]])
+    assert shards.find_folder("books") == Path("data/books")
+    (tmp_path / "books" / "val_000000.bin").write_bytes((made / "val_000000.bin").read_bytes())
+    assert shards.find_folder("books") == Path("books")
+
+
+@pytest.mark.parametrize("meta, words", [
+    ("{", "meta.json: broken"), ("[]", "meta.json: broken"), ("{}", "meta.json: broken"), ("\xff", "meta.json: broken"),
+    (meta_of({"train_000000.bin": 4, "val_000000.bin": 3}, vocab_size="257"), "meta.json: broken"),
+    (meta_of({"train_000000.bin": 4, "val_000000.bin": 3}, vocab_size=70000), "meta.json: broken"),
+    (meta_of({}) | {"shards": ["train_000000.bin"]}, "meta.json: broken"),
+    (meta_of({"train_000000.bin": "4", "val_000000.bin": 3}), "meta.json: broken"),
+    (meta_of({"train_000000.bin": 4, "val_000000.bin": 3}, tokenizer="../own.tiktoken"), "no file of the folder"),
+    (meta_of({"train_000000.bin": 4, "train_000001.bin": 4, "val_000000.bin": 3}),
+     "train_000001.bin: is in meta.json but not in the folder"),
+    (meta_of({"train_000000.bin": 4}), "val_000000.bin: is in the folder but not in meta.json"),
+    (meta_of({"train_000000.bin": 5, "val_000000.bin": 3}), "meta.json says 5 tokens, the shard holds 4"),
+])
+def test_bad_meta(tmp_path, meta, words):
+    folder = make(tmp_path / "d", [[1, 2, 3, 4]], meta=meta)
+    if meta == "\xff":
+        (folder / "meta.json").write_bytes(b"\xff")
+    with pytest.raises(UserError, match=words) as e:
+        Data(folder)
+    assert "\n" not in str(e.value)
+
+
+def test_bad_folders(tmp_path):
+    for build, words in [(lambda: tmp_path / "none", "no such data folder.*python data_prep.py"),
+                         (lambda: make(tmp_path / "a", []), "no train shard"),
+                         (lambda: make(tmp_path / "b", TRAIN, []), "no val shard")]:
+        with pytest.raises(UserError, match=words):
+            Data(build())
+    (make(tmp_path / "c", TRAIN) / "x_train_000007.bin.part").write_bytes(b"")
+    with pytest.raises(UserError, match="unfinished download"):
+        Data(tmp_path / "c")

@@ -1,0 +1,83 @@
+"""Tokenizers: text and back, ids, rank files, training one."""
+import random
+import struct
+
+import numpy as np
+import pytest
+
+from folders import DOCS, ranks_file
+from nanodepth import tokenizers
+from nanodepth.options import UserError
+
+
+@pytest.fixture(params=["byte", "file", "gpt2"])
+def tokenizer(request, tmp_path):
+    if request.param == "file":
+        singles = [bytes([i]) for i in range(255, -1, -1)]              # not in the order of bytes
+        return tokenizers.load_tokenizer(ranks_file(tmp_path / "my.tiktoken", singles + [b"la", b"st", b"last", b" w"]))
+    try:
+        return tokenizers.load_tokenizer(request.param)
+    except UserError as e:
+        pytest.skip(str(e))
+
+
+def test_tokenizers_give_back_the_text(tokenizer):
+    rng = random.Random(0)
+    random_text = "".join(chr(rng.choice([rng.randrange(0xd800), rng.randrange(0xe000, 0x110000), rng.randrange(128)]))
+                          for _ in range(3000))
+    widths = tokenizers.token_bytes(tokenizer)
+    assert widths.shape == (tokenizer.n_vocab,) and widths.dtype == np.int64 and widths[tokenizer.eot_token] == 0
+    for text in [*DOCS, random_text]:
+        ids = tokenizer.encode_ordinary(text)
+        assert tokenizer.decode(ids) == text
+        assert tokenizer.eot_token not in ids
+        assert widths[ids].sum() == len(text.encode())
+
+
+def test_token_ids(tmp_path):
+    byte = tokenizers.load_tokenizer("byte")
+    assert byte.encode_ordinary("é\r\n\x00") == list("é\r\n\x00".encode())
+    assert (byte.eot_token, byte.n_vocab) == (256, 257)
+    file = tokenizers.load_tokenizer(ranks_file(tmp_path / "r", [bytes([i]) for i in range(256)]
+                                                + [b"ab", b"abab", b"b a"]))
+    assert (file.eot_token, file.n_vocab) == (259, 260)
+    assert file.encode_ordinary("ababab") == [257, 256]
+    assert file.encode_ordinary("b a") == [98, 32, 97]                   # a word does not join with the one before
+
+
+@pytest.mark.parametrize("tokens, words", [
+    ([bytes([i]) for i in range(256) if i != 7], "no rank for the byte 7"),
+    ([bytes([i]) for i in range(256)] + [b"a"], "ranks"),
+    ([bytes([i]) for i in range(256)] + [struct.pack(">I", i) for i in range(65280)], "uint16"),
+])
+def test_bad_rank_files(tmp_path, tokens, words):
+    with pytest.raises(UserError, match=words):
+        tokenizers.load_tokenizer(ranks_file(tmp_path / "r", tokens))
+
+
+def test_rank_file_that_is_none(tmp_path):
+    (tmp_path / "r").write_bytes(b"YQ== 0\nhello\n")
+    with pytest.raises(UserError, match="r:2: not a merge rank"):
+        tokenizers.load_tokenizer(tmp_path / "r")
+
+
+def test_train_bpe(tmp_path):
+    pytest.importorskip("rustbpe")
+    texts = DOCS * 3 + ["the cat sat on the mat, the rat sat on the cat. " * 5]
+    tokenizers.train_bpe(iter(texts), 300, tmp_path / "t")
+    mine = tokenizers.load_tokenizer(tmp_path / "t")
+    assert mine.n_vocab == 300 and mine.eot_token == 299
+    import rustbpe
+    other = rustbpe.Tokenizer()
+    other.train_from_iterator(iter(texts), 299,
+                              pattern=r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
+    for text in texts:
+        assert mine.decode(mine.encode_ordinary(text)) == text
+        assert mine.encode_ordinary(text) == other.encode(text)
+    assert len(mine.encode_ordinary(texts[-1])) < len(texts[-1]) / 3     # it has learned
+    for n in (256, 65537):
+        with pytest.raises(UserError, match=str(n)):
+            tokenizers.train_bpe(iter(texts), n, tmp_path / "u")
+    with pytest.raises(UserError, match="so little text"):
+        tokenizers.train_bpe(iter(["abc"]), 5000, tmp_path / "u")
+    assert not (tmp_path / "u").exists()
