@@ -8,7 +8,8 @@ import settings
 import models
 
 ROOT = Path(__file__).parent.parent
-ALLOWED = {"presets", "layouts", "test_presets", "test_convert"}    # papers' tables, layouts of published checkpoints
+ALLOWED = {"presets", "layouts", "test_presets",                     # papers' tables, layouts of published checkpoints
+           "published", "test_convert", "test_convert_mistakes"}
 
 
 def places():

@@ -1,0 +1,327 @@
+"""Small random checkpoints in each published layout, and what they compute: plain forwards from the equations."""
+import json
+import math
+
+import torch
+import torch.nn.functional as F
+
+import models
+
+OBPM = dict(block_size=16, vocab_size=37, n_layer=3, n_head=2, n_embd=16, mlp_hidden_dim=None, mlp_ratio=3.0,
+            weight_tying=False, act_type="swiglu", rope_theta=500.0, rmsnorm_eps=1e-6, rmsnorm_use_weight=True,
+            rmsnorm_use_bias=False, norm_pos="before", qk_norm=True, clip_qkv=None, yarn_enabled=False,
+            logit_soft_cap=None, smear_gate_enabled=False, per_layer_backout=False, value_res_enabled=True,
+            query_res_enabled=True, key_res_enabled=True, gate_res_enabled=True, residual_mode="elementwise",
+            gated_attention_enabled=True, decouple_anchor=True, q_residual_norm_enabled=True,
+            k_residual_norm_enabled=True, v_residual_norm_enabled=True, g_residual_norm_enabled=True,
+            embedding_layer0_mix_enabled=False, dynamic_mixing_enabled=False, dynamic_mixing_hidden_dim=16)
+MUDD = dict(model_type="muddformer", block_size=16, vocab_size=37, n_layer=4, n_head=2, n_local_heads=2, dim=16,
+            head_dim=8, intermediate_size=300, rope_base=500, norm_eps=1e-6, use_qk_norm=True, dense=True,
+            dynamic_dense=True, dense_type="qkvr", sepln=True, round64=True, expand_last=True, stack_hidden=False,
+            tie_word_embeddings=False)
+LLAMA = dict(model_type="llama", vocab_size=37, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+             num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=16, rms_norm_eps=1e-5,
+             rope_theta=500.0, hidden_act="silu", tie_word_embeddings=False, rope_scaling=None, attention_bias=False,
+             mlp_bias=False)
+QWEN3 = dict(LLAMA, model_type="qwen3", head_dim=4, use_sliding_window=False)
+GPT2 = dict(model_type="gpt2", vocab_size=37, n_positions=16, n_embd=16, n_layer=2, n_head=4, n_inner=None,
+            activation_function="gelu_new", layer_norm_epsilon=1e-5)
+PYTHIA = dict(model_type="gpt_neox", vocab_size=37, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+              num_attention_heads=2, max_position_embeddings=16, layer_norm_eps=1e-5, hidden_act="gelu",
+              rotary_pct=0.25, rotary_emb_base=500, use_parallel_residual=True, tie_word_embeddings=False)
+IDX = torch.randint(37, (2, 9), generator=torch.Generator().manual_seed(0))
+
+
+def off(*names):
+    return {f"{name}_enabled": False for name in names}
+
+
+RES, FIRST = off("query_res", "key_res", "value_res", "gate_res"), dict(decouple_anchor=False)
+
+
+def draw(shapes):
+    """{name: tensor} of these shapes, bf16 for a part, to be exact in fp32."""
+    g = torch.Generator().manual_seed(1)
+    out = {}
+    for i, (name, shape) in enumerate(shapes.items()):
+        scale, centre = (0.3, 1.0) if "norm" in name else (0.4, 0.5) if "lambda" in name else (0.5, 0.0)
+        t = centre + scale * torch.randn(shape, generator=g)
+        out[name] = t.bfloat16() if i % 2 else t
+    return out
+
+
+def obpm(**changes):
+    """(model_args, tensors) with the names of ExoFormer's authors; `file` is the generation of their model file."""
+    file = changes.pop("file", "model")
+    c = {**OBPM, **changes}
+    if file != "model":
+        c |= dict(anchor_delta_enabled=False, dynamic_mixing_enabled=True)
+    d, H, V = c["n_embd"], c["n_head"], c["vocab_size"]
+    D, hidden, gated = d // H, c["mlp_hidden_dim"] or int(d * c["mlp_ratio"]), c["gated_attention_enabled"]
+    streams, full = "qkvg" if gated else "qkv", dict(q="query", k="key", v="value", g="gate")
+    external = c["decouple_anchor"] and file == "model"
+    shapes = {"transformer.wte.weight": (V, d), "transformer.final_norm.weight": (d,)}
+    if not c["weight_tying"]:
+        shapes["lm_head.weight"] = (V, d)
+    if c["smear_gate_enabled"]:
+        shapes |= {"smear_gate.weight": (1, 12), "smear_lambda": (1,)}
+    if c["per_layer_backout"]:
+        shapes["backout_lambdas"] = (c["n_layer"],)
+    if external:
+        shapes["anchor_proj.weight"] = (len(streams) * d, d)
+        shapes |= {f"anchor_{s}_norm.weight": (D,) for s in streams if c[f"{s}_residual_norm_enabled"]}
+    for i in range(c["n_layer"]):
+        at = f"transformer.layers.{i}."
+        shapes |= {at + "attn_norm.weight": (d,), at + "mlp_norm.weight": (d,),
+                   at + "attn.c_attn.weight": (len(streams) * d, d), at + "attn.c_proj.weight": (d, d),
+                   at + "mlp.fc1.weight": (hidden, d), at + "mlp.fc2.weight": (d, hidden // 2)}
+        if c["qk_norm"]:
+            shapes |= {f"{at}attn.{s}_norm.weight": (D,) for s in ("qkvg" if file == "model2" else "qk")}
+        if external or i:
+            shape = dict(elementwise=(H, D), headwise=(H,), scalar=())[c["residual_mode"]]
+            shapes |= {f"{at}attn.lambda_{s}{j}": shape for s in streams for j in (1, 2) if c[f"{full[s]}_res_enabled"]}
+            if c["dynamic_mixing_enabled"] and file == "model":
+                n = 2 * len(streams)
+                shapes |= {f"{at}attn.dynamic_mixing.{name}": shape for name, shape in
+                           (("fc1.weight", (c["dynamic_mixing_hidden_dim"], d)), ("fc2.weight", (n, 16)),
+                            ("fc2.bias", (n,)))}
+        elif file == "model":
+            shapes |= {f"{at}attn.{s}_res_norm.weight": (D,) for s in "vg" if c[f"{s}_residual_norm_enabled"]
+                       and s in streams}
+    return c, draw(shapes)
+
+
+def mudd(**changes):
+    c = {**MUDD, **changes}
+    d, V, L, D = c["dim"], c["vocab_size"], c["n_layer"], c["dim"] // c["n_head"]
+    shapes = {"tok_embeddings.weight": (V, d), "norm.weight": (d,), "output.weight": (V, d)}
+    for i in range(L):
+        at, C = f"layers.{i}.", 1 if i == L - 1 else 4
+        K, f = C * (i + 2), round(c["intermediate_size"] * (i / (L - 1) + 0.5) / 128) * 128
+        hidden = K * 4 if i == L - 1 and c["expand_last"] else K
+        hidden = (hidden // 64 + 1) * 64 if c["round64"] else hidden
+        shapes |= {f"dense_bs.{i}": (C, i + 2), f"dynamic_dense.{i}.w1.weight": (hidden, d),
+                   f"dynamic_dense.{i}.w2.weight": (K, hidden)}
+        shapes |= {f"{at}attention.w{s}.weight": (d, d) for s in "qkvo"}
+        shapes |= {f"{at}attention.{s}_norm.weight": (D,) for s in "qk" if c["use_qk_norm"]}
+        shapes |= {f"{at}feed_forward.w{j}.weight": (d, f) if j == 2 else (f, d) for j in (1, 2, 3)}
+        shapes |= {at + "ffn_norm.weight": (d,)}
+        norms = [f"attention_norms.{j}" for j in range(3)] if i else ["attention_norm"]
+        shapes |= {f"{at}{norm}.weight": (d,) for norm in norms}
+    return c, draw(shapes)
+
+
+def llama(base=LLAMA, **changes):
+    c = {**base, **changes}
+    d, f, V, H = c["hidden_size"], c["intermediate_size"], c["vocab_size"], c["num_attention_heads"]
+    kv = d // H * (c["num_key_value_heads"] or H)
+    shapes = {"model.embed_tokens.weight": (V, d), "model.norm.weight": (d,)}
+    shapes |= {} if c["tie_word_embeddings"] else {"lm_head.weight": (V, d)}
+    for i in range(c["num_hidden_layers"]):
+        at = f"model.layers.{i}."
+        shapes |= {f"{at}self_attn.{s}_proj.weight": shape
+                   for s, shape in dict(q=(d, d), k=(kv, d), v=(kv, d), o=(d, d)).items()}
+        shapes |= {f"{at}mlp.{s}_proj.weight": shape for s, shape in dict(gate=(f, d), up=(f, d), down=(d, f)).items()}
+        shapes |= {at + "input_layernorm.weight": (d,), at + "post_attention_layernorm.weight": (d,)}
+        shapes |= {f"{at}self_attn.{s}_norm.weight": (d // H,) for s in "qk" if base is QWEN3}
+    return c, draw(shapes)
+
+
+def qwen3(**changes):
+    return llama(QWEN3, **changes)
+
+
+def gpt2(at="", **changes):
+    c = {**GPT2, **changes}
+    d, f = c["n_embd"], c["n_inner"] or 4 * c["n_embd"]
+    shapes = {at + "wte.weight": (c["vocab_size"], d), at + "wpe.weight": (c["n_positions"], d)}
+    shapes |= {} if c.get("tie_word_embeddings", True) else {"lm_head.weight": (c["vocab_size"], d)}
+    for i in range(c["n_layer"]):
+        for name, shape in {"attn.c_attn": (d, 3 * d), "attn.c_proj": (d, d), "mlp.c_fc": (d, f), "mlp.c_proj": (f, d),
+                            "ln_1": (d,), "ln_2": (d,)}.items():
+            shapes |= {f"{at}h.{i}.{name}.weight": shape, f"{at}h.{i}.{name}.bias": shape[-1:]}
+    return c, draw(shapes | {at + "ln_f.weight": (d,), at + "ln_f.bias": (d,)})
+
+
+def pythia(**changes):
+    c = {**PYTHIA, **changes}
+    d, f, V = c["hidden_size"], c["intermediate_size"], c["vocab_size"]
+    shapes = {"gpt_neox.embed_in.weight": (V, d)} | ({} if c["tie_word_embeddings"] else {"embed_out.weight": (V, d)})
+    for i in range(c["num_hidden_layers"]):
+        for name, shape in {"attention.query_key_value": (3 * d, d), "attention.dense": (d, d),
+                            "mlp.dense_h_to_4h": (f, d), "mlp.dense_4h_to_h": (d, f), "input_layernorm": (d,),
+                            "post_attention_layernorm": (d,)}.items():
+            at = f"gpt_neox.layers.{i}.{name}"
+            shapes |= {at + ".weight": shape, at + ".bias": shape[:1]}
+    at = "gpt_neox.final_layer_norm"
+    return c, draw(shapes | {at + ".weight": (d,), at + ".bias": (d,)})
+
+
+def norm(x, gain=1.0, eps=1e-6):
+    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * gain
+
+
+def rotate(x, theta):
+    """x (B, T, H, D): rotates the pair (i, i + D/2) by position * theta^(-2i/D)."""
+    half = x.size(-1) // 2
+    angle = torch.arange(x.size(1))[:, None] * theta ** (-torch.arange(half) / half)
+    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angle), angle)[:, None]
+    return torch.cat((turned.real, turned.imag), -1)
+
+
+def attend(q, k, v):
+    """Causal softmax attention of q (B, T, H, D) over k, v (B, T, K, D)."""
+    k, v = (u.repeat_interleave(q.size(2) // u.size(2), 2) for u in (k, v))
+    scores = torch.einsum("bthd,bshd->bhts", q, k) / math.sqrt(q.size(-1))
+    scores += torch.full(scores.shape[-2:], -math.inf).triu(1)
+    return torch.einsum("bhts,bshd->bthd", scores.softmax(-1), v)
+
+
+def obpm_logits(c, p, file="model"):
+    H, gated, theta = c["n_head"], c["gated_attention_enabled"], c["rope_theta"]
+    streams, full = "qkvg" if gated else "qkv", dict(q="query", k="key", v="value", g="gate")
+    x = p["transformer.wte.weight"][IDX]
+    heads = lambda y: dict(zip(streams, y.unflatten(-1, (len(streams), H, -1)).unbind(-3)))
+    anchors = None
+    if "anchor_proj.weight" in p:
+        raw = heads(x @ p["anchor_proj.weight"].T)
+        anchors = {s: norm(u, p[f"anchor_{s}_norm.weight"]) if c[f"{s}_residual_norm_enabled"] else u
+                   for s, u in raw.items()}
+    for i in range(c["n_layer"]):
+        at = {k.removeprefix(f"transformer.layers.{i}."): v for k, v in p.items()
+              if k.startswith(f"transformer.layers.{i}.")}
+        a = norm(x, at["attn_norm.weight"])
+        own = raw = heads(a @ at["attn.c_attn.weight"].T)
+        if anchors:
+            gamma = 1.0 + torch.zeros(*a.shape[:2], 8)
+            if "attn.dynamic_mixing.fc1.weight" in at:
+                mlp = F.gelu(a @ at["attn.dynamic_mixing.fc1.weight"].T)
+                gamma = torch.sigmoid(mlp @ at["attn.dynamic_mixing.fc2.weight"].T + at["attn.dynamic_mixing.fc2.bias"])
+            for j, s in enumerate(streams):
+                if c[f"{full[s]}_res_enabled"]:
+                    one, two = (at[f"attn.lambda_{s}{m}"] for m in (1, 2))
+                    one, two = (u[:, None] if u.ndim == 1 else u for u in (one, two))
+                    one, two = gamma[..., 2 * j, None, None] * one, gamma[..., 2 * j + 1, None, None] * two
+                    own = {**own, s: one * anchors[s] + two * own[s]}
+        q, k = (norm(own[s], at[f"attn.{s}_norm.weight"]) if c["qk_norm"] else own[s] for s in "qk")
+        if not anchors:                                                             # the first layer's streams
+            anchors = dict(raw)
+            if file == "model2":
+                anchors |= dict(q=q, k=k) | {s: norm(raw[s], at[f"attn.{s}_norm.weight"]) for s in "vg"}
+            elif file == "model":
+                anchors |= {s: u for s, u in (("q", q), ("k", k)) if c[f"{s}_residual_norm_enabled"]}
+                anchors |= {s: norm(raw[s], at[f"attn.{s}_res_norm.weight"]) for s in "vg"
+                            if f"attn.{s}_res_norm.weight" in at}
+        y = attend(rotate(q, theta), rotate(k, theta), own["v"]) * (own["g"].sigmoid() if gated else 1.0)
+        x = x + y.flatten(-2) @ at["attn.c_proj.weight"].T
+        value, gate = (norm(x, at["mlp_norm.weight"]) @ at["mlp.fc1.weight"].T).chunk(2, -1)
+        x = x + (F.silu(gate) * value) @ at["mlp.fc2.weight"].T
+    head = p["transformer.wte.weight" if c["weight_tying"] else "lm_head.weight"]
+    return norm(x, p["transformer.final_norm.weight"]) @ head.T
+
+
+def mudd_logits(c, p):
+    X = [p["tok_embeddings.weight"][IDX]]
+    inputs = X * 4
+    for i in range(c["n_layer"]):
+        at = f"layers.{i}."
+        gains = [p[at + (f"attention_norms.{j}.weight" if i else "attention_norm.weight")] for j in range(3)]
+        q, k, v = ((norm(x, gain) @ p[f"{at}attention.w{s}.weight"].T).unflatten(-1, (c["n_head"], -1))
+                   for x, gain, s in zip(inputs, gains, "qkv"))
+        if c["use_qk_norm"]:
+            q, k = norm(q, p[at + "attention.q_norm.weight"]), norm(k, p[at + "attention.k_norm.weight"])
+        y = attend(rotate(q, c["rope_base"]), rotate(k, c["rope_base"]), v)
+        h = inputs[3] + y.flatten(-2) @ p[at + "attention.wo.weight"].T
+        b = norm(h, p[at + "ffn_norm.weight"])
+        up = F.silu(b @ p[at + "feed_forward.w1.weight"].T) * (b @ p[at + "feed_forward.w3.weight"].T)
+        X.append(h + up @ p[at + "feed_forward.w2.weight"].T)
+        A = F.gelu(norm(X[-1]) @ p[f"dynamic_dense.{i}.w1.weight"].T) @ p[f"dynamic_dense.{i}.w2.weight"].T
+        A = A.unflatten(-1, p[f"dense_bs.{i}"].shape) + p[f"dense_bs.{i}"]          # (B, T, streams, sources)
+        inputs = torch.einsum("btcs,sbtd->cbtd", A, torch.stack(X)).unbind(0)
+    return norm(inputs[0], p["norm.weight"]) @ p["output.weight"].T
+
+
+def llama_logits(c, p):
+    theta, eps = c["rope_theta"] or c["rope_parameters"]["rope_theta"], c["rms_norm_eps"]
+    D = c["hidden_size"] // c["num_attention_heads"]
+    x = p["model.embed_tokens.weight"][IDX]
+    for i in range(c["num_hidden_layers"]):
+        at = f"model.layers.{i}."
+        a = norm(x, p[at + "input_layernorm.weight"], eps)
+        q, k, v = ((a @ p[f"{at}self_attn.{s}_proj.weight"].T).unflatten(-1, (-1, D)) for s in "qkv")
+        if c["model_type"] == "qwen3":
+            q, k = (norm(u, p[f"{at}self_attn.{s}_norm.weight"], eps) for s, u in (("q", q), ("k", k)))
+        x = x + attend(rotate(q, theta), rotate(k, theta), v).flatten(-2) @ p[at + "self_attn.o_proj.weight"].T
+        b = norm(x, p[at + "post_attention_layernorm.weight"], eps)
+        gate, up = (b @ p[f"{at}mlp.{s}_proj.weight"].T for s in ("gate", "up"))
+        x = x + (F.silu(gate) * up) @ p[at + "mlp.down_proj.weight"].T
+    head = p["model.embed_tokens.weight" if c["tie_word_embeddings"] else "lm_head.weight"]
+    return norm(x, p["model.norm.weight"], eps) @ head.T
+
+
+def layer_norm(x, p, at):
+    x = x - x.mean(-1, keepdim=True)
+    return norm(x, p[at + ".weight"], 1e-5) + p[at + ".bias"]
+
+
+def gpt2_logits(c, p):
+    p = {name.removeprefix("transformer."): t for name, t in p.items()}
+    linear = lambda x, at: x @ p[at + ".weight"] + p[at + ".bias"]
+    x = p["wte.weight"][IDX] + p["wpe.weight"][:IDX.size(1)]
+    for i in range(c["n_layer"]):
+        at = f"h.{i}."
+        qkv = linear(layer_norm(x, p, at + "ln_1"), at + "attn.c_attn")
+        q, k, v = qkv.unflatten(-1, (3, c["n_head"], -1)).unbind(2)
+        x = x + linear(attend(q, k, v).flatten(-2), at + "attn.c_proj")
+        h = linear(layer_norm(x, p, at + "ln_2"), at + "mlp.c_fc")
+        h = h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h ** 3))) / 2
+        x = x + linear(h, at + "mlp.c_proj")
+    return layer_norm(x, p, "ln_f") @ p.get("lm_head.weight", p["wte.weight"]).T
+
+
+def pythia_logits(c, p):
+    p = {name.removeprefix("gpt_neox."): t for name, t in p.items()}
+    theta = (c.get("rope_parameters") or {"rope_theta": c["rotary_emb_base"]})["rope_theta"]
+    linear = lambda x, at: x @ p[at + ".weight"].T + p[at + ".bias"]
+    x = p["embed_in.weight"][IDX]
+    for i in range(c["num_hidden_layers"]):
+        at = f"layers.{i}."
+        qkv = linear(layer_norm(x, p, at + "input_layernorm"), at + "attention.query_key_value")
+        q, k, v = qkv.unflatten(-1, (c["num_attention_heads"], 3, -1)).unbind(-2)
+        turned = q.size(-1) // 4
+        q, k = (torch.cat((rotate(u[..., :turned], theta), u[..., turned:]), -1) for u in (q, k))
+        h = linear(layer_norm(x, p, at + "post_attention_layernorm"), at + "mlp.dense_h_to_4h")
+        h = h * (1 + torch.erf(h / math.sqrt(2))) / 2
+        x = x + linear(attend(q, k, v).flatten(-2), at + "attention.dense") + linear(h, at + "mlp.dense_4h_to_h")
+    return layer_norm(x, p, "final_layer_norm") @ p.get("embed_out.weight", p["embed_in.weight"]).T
+
+
+def save(layout, folder, config, tensors, **more):
+    """Writes a published checkpoint; returns what to name on the command line."""
+    folder.mkdir()
+    if layout == "exoformer":
+        tensors = {f"_orig_mod.{name}": t for name, t in tensors.items()}
+        torch.save({"step": 12, "tokens_processed": 345, "model": tensors, "model_args": config, **more},
+                   folder / "c.pt")
+        return folder / "c.pt"
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text("{}")
+    torch.save(tensors, folder / "pytorch_model.bin")
+    return folder
+
+
+def trained(folder, name="gpt", tokenizer="byte", **changes):
+    """The folder of a run with a random model, every parameter of it drawn."""
+    model = models.build(name, **{**dict(vocab_size=260, n_layer=2, n_head=4, d_model=16, max_len=16), **changes})
+    model.load_state_dict(draw({key: t.shape for key, t in model.state_dict().items()}))
+    if model.config.tie_embeddings:
+        assert model.head.weight is model.embed.weight
+    run = {"model": name, "model_config": vars(model.config), "tokenizer": tokenizer,
+           "options": {"preset": "tiny", "seq_len": 16, "dtype": "fp32"}, "data": {"path": "", "fingerprint": ""}}
+    folder.mkdir()
+    torch.save({"model": model.state_dict(), "optimizers": [], "step": 7, "tokens": 70, "config": run,
+                "rng": torch.get_rng_state(), "tokenizer": tokenizer}, folder / "ckpt.pt")
+    return folder
+
+
+MAKE = dict(exoformer=obpm, muddformer=mudd, llama=llama, qwen3=qwen3, gpt2=gpt2, pythia=pythia)
