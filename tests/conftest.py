@@ -42,7 +42,8 @@ SLOW = {
 
 
 # The files that take longest start first, so that two workers end at about the same time.
-LONGEST = ["test_compile", "test_train", "test_endurance", "test_own_model", "test_bench", "test_analyze", "test_eval"]
+LONGEST = ["test_compile", "test_train", "test_endurance", "test_own_model", "test_bench", "test_analyze", "test_eval",
+           "test_mistakes"]
 
 
 @pytest.fixture(scope="session")
