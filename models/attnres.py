@@ -17,11 +17,13 @@ additive the head has none either: C less.
 Changed from gpt.py: Config, Config.__post_init__, Block.forward, Model.__init__, Model.init_weights, Model.forward
 Equal to gpt.py when: all queries are zero, as they are at the start, up to norm_eps: a uniform mean is the residual sum
     divided by the number of sources, and every reader normalises.
-Other default than gpt.py's: norm_eps. At the start all sources but the embedding are zero, so that a state is the
-    embedding (std 0.02) divided by S. Its mean square is 6e-7 for S = 25, and an eps of 1e-6 would shrink every norm.
+Optimizer: the queries go to AdamW at mix_lr, without decay.
+Other default than gpt.py's: norm_eps. At the start (zero_init) all sources but the embedding are zero, so that a state
+    is the embedding (std 0.02) divided by S. Its mean square is 6e-7 for S = 25; with an eps of 1e-6 every norm
+    would shrink it.
 Paper and code:
     - The paper's pseudo-code gives each key norm a gain, which w_l absorbs.
-    - Blocks count sublayers, as in the paper; some public code counts decoder layers.
+    - Blocks count sublayers, as in the paper.
     - arXiv:2605.18855 describes Attention Residuals as attention over running sums; its code
       (github.com/wdlctc/delta-attention-residuals-code) attends over outputs, as here. What Delta adds is the sum that
       stays. Perplexity at 1B: 29.70 gpt, 33.36 full form, 29.13 additive.

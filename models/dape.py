@@ -28,7 +28,7 @@ Changed from gpt.py: Config, Config.__post_init__, attend, Attention.__init__, A
     Model.init_weights
 Equal to gpt.py when: position="rope", and kernel=0 or conv_out (conv="heads": conv) is zero.
 Optimizer: convolutions, p and a go to AdamW at mix_lr, without decay; the authors' code decays them like other weights.
-Paper and code:
+Paper and code (github.com/chuanyang-Zheng/DAPE):
   - hidden is not zero right of the diagonal, and delta on the diagonal reads it. In the last rows of a text the
     authors' code lacks these columns and reads zeros, so the same token has other logits at the end of a text than
     inside one. Here kernel // 2 columns follow the last key, and every row is what it is inside a text.

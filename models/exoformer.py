@@ -4,10 +4,10 @@ Anchors are attention projections that all layers share, made once per token. Fo
 output gate before its sigmoid, layer n forms, before QK norm and rotation (Eq. 1),
     S_n  <-  lambda_anchor_n * norm_S(S_anc) + lambda_self_n * S_n
 `anchor` says where S_anc comes from:
-    external     [Q_anc K_anc V_anc G_anc] = x_0 W_anc from the raw embedding x_0; all layers mix      (ExoFormer)
+    external     [Q_anc K_anc V_anc G_anc] = x_0 W_anc from the raw embedding x_0 (Eq. 5); all layers mix  (ExoFormer)
     first_layer  the first layer's own projections; the later layers mix                               (NuResFormer)
 mixing="dynamic" multiplies each of the lambdas (two per stream) by a gamma of its own, one number per token; all gammas
-are sigmoid(gelu(norm(x) W_1) W_2 + b). Below, W_anc is `proj`, W_1 `mix_in`, W_2 and b `mix_out`.
+are sigmoid(gelu(norm(x) W_1) W_2 + b) (Eq. 6, 7). Below, W_anc is `proj`, W_1 `mix_in`, W_2 and b `mix_out`.
 `granularity` is the shape of a lambda: elementwise (heads, D), headwise (heads, 1) or scalar (1, 1). `mix_streams` are
 the S that mix, `norm_streams` the anchors that get norm_S, an RMSNorm per head. The paper's rows: all four and all
 normed (default); norm_streams="none" (No Norm); norm_streams="qk" (Only Q/K Norms); mix_streams="vg" with
@@ -20,10 +20,11 @@ Changed from gpt.py: Config, Config.__post_init__, Attention.__init__, Attention
 Equal to gpt.py (gated) when: lambda_anchor = 0 and lambda_self = 1 (static) or 2 (dynamic, at its initial gamma = 1/2).
 Optimizer: W_anc and the dynamic mixing matrices go to Muon, as in the authors' code; every lambda to AdamW at mix_lr,
     b to AdamW at adamw_lr.
-Paper and code:
-  - W_2 and b start at zero in the paper, as here; in the code a later init of all matrices overwrites these zeros.
-  - In a layer the code has one matrix for Q, K, V and G, which Muon orthogonalises as one; here they are four. W_anc is
-    one in both.
+Paper and code (github.com/jon123boss/ExoFormer):
+  - The code masks the other documents of a window in training; the paper does not say so. Here there is no mask.
+  - W_2 and b start at zero in the paper, as here; in the code a later init of all matrices overwrites W_2's zeros.
+  - In a layer the code has one matrix for Q, K, V and G, and one for w_gate and w_up, each of which Muon orthogonalises
+    as one; here they are separate. W_anc is one in both.
   - Only Q/K Norms norms no anchor in its released code (oldmodels/model1.py); here those of Q and K, as in table 2.
   - NuResFormer's code takes Q and K anchors after the first layer's QK norm; here, as in the paper, each anchor is the
     raw projection with a norm of its own.
@@ -234,8 +235,7 @@ class Attention(nn.Module):
         """The streams of x (B, T, C), {stream: (B, T, H or K, D)}; those that mix are times lambda_self already."""
         weights = {s: w.weight for s, w in zip("qkvg", (self.wq, self.wk, self.wv, self.gate)) if w is not None}
         if self.mix is not None:
-            for s in self.mix.mix_streams:
-                weights[s] = self.mix.fold(s, weights[s])
+            weights |= {s: self.mix.fold(s, weights[s]) for s in self.mix.mix_streams}
         return {s: F.linear(x, weight).unflatten(-1, (-1, self.d_head)) for s, weight in weights.items()}
 
     def forward(self, x, rope, cache=None, anchors=None):

@@ -17,6 +17,7 @@ pre_norm and post_norm cost nothing. No earlier state is read.
 Changed from gpt.py: Config, Config.__post_init__, Block.__init__, Block.forward, Model.init_weights, Model.forward
 Equal to gpt.py when: update=pre_norm. With zero_init a geodesic step is the identity at the start, and its derivative
     with respect to g is scale decay(l) (I - x x^T / |x|^2): nothing is divided by |v| = 0.
+Optimizer: scale goes to AdamW at mix_lr, without decay.
 Paper and code: no code of the authors was found. Bounds and decays follow a public reimplementation of the paper's Eq.
 3-5 and appendix.
     - It decays harmonically. Here sqrt, which leaves the late layers a larger step.

@@ -11,7 +11,7 @@ Transformer of SATFormer (arXiv:2605.03953; tie_embeddings, zero_init=False) and
 (arXiv:2505.06708; gate="elementwise"):
     attention output <- attention output * sigmoid(gate(norm(x))),   before wo
 
-Documents in one window attend to each other: there is no document mask.
+Documents in one window attend to each other: there is no document mask. ExoFormer's code has one.
 """
 import math
 from dataclasses import dataclass

@@ -18,18 +18,20 @@ with its norm) reads one mixture of them. Its output is added to n other mixture
 Costs per sublayer: its maps have 2 n entries, and n^2 more with an H_res. An entry takes 1 parameter and, for mixing,
 2 C FLOPs per token. manifold adds n C parameters and 2 n C FLOPs per entry, and 1 parameter (alpha) per map; lite makes
 an H_res of n! numbers instead of n^2. dynamic adds 2 C FLOPs per entry and C (n + 2) + 2 parameters. n - 1 more streams
-are read and written, (n - 1) C numbers each.
+are read, (n - 1) C numbers, and written.
 
 Changed from gpt.py: Config, Config.__post_init__, Block.__init__, Block.forward, Model.init_weights, Model.forward
 Equal to gpt.py when: the maps are those of the start, in every setting, up to norm_eps: the streams are equal, and all
     readers normalise. H_pre prefers another stream in each sublayer, else the streams would stay equal for ever.
+Optimizer: static, W and scale, or bias, phi and alpha, go to AdamW at mix_lr, without decay.
 Paper and code:
     - The paper's LayerNorm has gain and bias in its code and none in its parameter counts. Here it has none. As a
       baseline of SATFormer it has an RMSNorm in the code, layer normalization in the paper.
     - The paper scales the initial std of wo and w_down by sqrt(n) (up or down is not clear) and decays W. Here neither,
       so that all models start and train alike.
     - mHC gives alpha = 0.01 and 20 steps, but neither phi nor bias. Here phi = 0, and the biases are those of
-      mHC-lite's code (1 or -1 for H_pre, 0 or -8 for H_res), but 0 for H_post: 2 sigmoid(0) = 1, as in gpt.py.
+      mHC-lite's code (github.com/FFTYYY/mhc-lite: 1 or -1 for H_pre, 0 or -8 for H_res), but 0 for H_post:
+      2 sigmoid(0) = 1, as in gpt.py.
     - Here H_res of the first and last sublayer is I with manifold and lite: equal streams, and the sum of the streams,
       are the same under any doubly stochastic map.
     - DeepSeek-V4's code adds an eps to sigmoids and sums, and its head learns its mixture. Here neither.
@@ -413,14 +415,14 @@ class Model(nn.Module):
 
 
 def costs(c, T):
-    """(extra parameters, extra forward FLOPs per token, numbers read or written) against gpt.py; T: the context."""
+    """(extra parameters, extra forward FLOPs per token, numbers read per token) against gpt.py; T: the context."""
     n, C, n_sub = c.n_streams, c.d_model, 2 * c.n_layer
     with_res = {"static": n_sub, "dynamic": n_sub, "identity": 0}.get(c.connection, (n_sub - 2) * (n > 1))
     entries = n_sub * 2 * n + with_res * n * n
     made = n_sub * 2 * n + with_res * (math.factorial(n) if c.connection == "lite" else n * n)
     own, per_number = {"static": (0, 0), "dynamic": (n_sub * (C * (n + 2) + 2), 1)}.get(
         c.connection, (made * n * C + 2 * n_sub + with_res, n))
-    return made + own, 2 * C * (entries + made * per_number), 2 * n_sub * (n - 1) * C
+    return made + own, 2 * C * (entries + made * per_number), n_sub * (n - 1) * C
 
 
 def neutral(model):

@@ -218,9 +218,6 @@ class ExpertLinear(nn.Linear):
         super().__init__(d_in, d_out, bias=False)
         self.weight = nn.Parameter(torch.empty(n_expert, d_out, d_in))
 
-    def forward(self, x, ends):
-        return grouped_product(x, [self.weight], ends)
-
 
 class MLP(nn.Module):
     def __init__(self, n_expert, d_model, d_ff):
@@ -231,7 +228,7 @@ class MLP(nn.Module):
 
     def forward(self, x, ends):
         gate, up = grouped_product(x, [self.w_gate.weight, self.w_up.weight], ends).chunk(2, dim=-1)
-        return self.w_down(F.silu(gate) * up, ends)
+        return grouped_product(F.silu(gate) * up, [self.w_down.weight], ends)
 
 
 class Router(nn.Module):

@@ -4,10 +4,11 @@ In gpt.py a block reads the last output X_i. Here it has four inputs, for querie
 weighted sum of all outputs so far. The weights are made per token from X_i. For block i + 1, i = 1 .. L-1 (Eq. 5-8):
     A_i     = gelu( RN(X_i) w1_i ) w2_i + a_i       (B, T, n, S): n = 4 streams, S = i + 1 sources; RN: RMSNorm, no gain
     X^c     = sum_{j=0..i} A_i[c, j] X_j            c in q, k, v, r; X_0 is the embedding, X_j the output of block j
-    H       = X^r + attn( norm_q(X^q), norm_k(X^k), norm_v(X^v) )
-    X_{i+1} = H + mlp( norm(H) )
-Block 1 reads X_0, with one norm. The head reads one more mixture (r) of X_0 .. X_L. MLP widths grow linearly from 0.5
-to 1.5 d_ff over the depth (ffn_realloc, Eq. 9).
+    x       = X^r + attn( norm_q(X^q), norm_k(X^k), norm_v(X^v) )
+    X_{i+1} = x + mlp( norm(x) )
+Block 1 reads X_0, with one norm; the others have three, also where no mixture comes before (period, last_k). The head
+reads one more mixture (r) of X_0 .. X_L. MLP widths grow linearly from 0.5 to 1.5 d_ff over the depth (ffn_realloc,
+Eq. 9). norm_q is `q_in_norm`, and A_i, with its w1, w2 and a, `aggregate["i"].weights`.
 Rows of the paper's ablation: dynamic=False has A_i = a_i; multiway=False has one mixture for all four inputs (with
 dynamic=False too, the sums of denseformer.py); streams="kvr" mixes no q, which is then X_i. The head's mixture stays,
 whatever streams says.
@@ -25,7 +26,8 @@ Optimizer: w1, w2 and a go to AdamW at mix_lr, also beside Muon; they are not in
     decay of 0.1 and names no exception; here nothing outside the blocks decays.
 Paper and code (github.com/Caiyun-AI/MUDDFormer):
     - The code makes w1_i 64 (n S // 64 + 1) wide, the last 64 (4 n S // 64 + 1), and MLPs a multiple of 128. Here it is
-      the paper's n S, and a multiple of 64. released=True takes the code's widths, for the released weights.
+      n S, also for the last, where appendix B has 4 (L + 1), and a multiple of 64. released=True takes the code's
+      widths, for the released weights.
     - The PyTorch code rounds the rotary table to bfloat16; here it is not rounded.
     - The JAX code has the tanh form of GELU, and norm' on r alone, by operator precedence; here GELU is exact, as in
       the PyTorch code, and norm' is on all streams, as in the paper.
@@ -70,7 +72,7 @@ class Config:
     dilation: int = 1               # sources are every dilation-th block output
     window: int | None = None       # sources are the last so many block outputs, and the embedding; None: all
     last_k: int | None = None       # mixtures after the last k blocks only; None: after all of them
-    released: bool = False          # widths as in the released weights: of w1 64 (n S // 64 + 1), of MLPs 128 m
+    released: bool = False          # the code's widths of w1 and of the MLPs, for the released weights
 
     def __post_init__(self):
         if self.n_kv_head is None:

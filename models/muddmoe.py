@@ -5,8 +5,8 @@ queries, keys, values and the residual, each a weighted sum of all outputs so fa
 X_i. For block i + 1, i = 1 .. L-1:
     A_i     = gelu( RN(X_i) w1_i ) w2_i + a_i       (B, T, n, S): n = 4 streams, S = i + 1 sources; RN: RMSNorm, no gain
     X^c     = sum_{j=0..i} A_i[c, j] X_j            c in q, k, v, r; X_0 is the embedding, X_j the output of block j
-    H       = X^r + attn( norm_q(X^q), norm_k(X^k), norm_v(X^v) )
-    X_{i+1} = H + sum_{m among the k largest r} r_m expert_m(norm(H)),   r = softmax(W norm(H)), m = 1 .. E
+    x       = X^r + attn( norm_q(X^q), norm_k(X^k), norm_v(X^v) )
+    X_{i+1} = x + sum_{m among the k largest r} r_m expert_m(norm(x)),   r = softmax(W norm(x)), m = 1 .. E
 Block 1 reads X_0, with one norm. The head reads one more mixture (r) of X_0 .. X_L. muddformer.py has the same with one
 MLP and the paper's ablations. All experts have the same width in all blocks.
 Costs n S (C + n S + 1) parameters per A_i, two FLOPs per token for each weight of w1 and w2, 2 C n S for the sums,
@@ -208,9 +208,6 @@ class ExpertLinear(nn.Linear):
         super().__init__(d_in, d_out, bias=False)
         self.weight = nn.Parameter(torch.empty(n_expert, d_out, d_in))
 
-    def forward(self, x, ends):
-        return grouped_product(x, [self.weight], ends)
-
 
 class MLP(nn.Module):
     def __init__(self, n_expert, d_model, d_ff):
@@ -221,7 +218,7 @@ class MLP(nn.Module):
 
     def forward(self, x, ends):
         gate, up = grouped_product(x, [self.w_gate.weight, self.w_up.weight], ends).chunk(2, dim=-1)
-        return self.w_down(F.silu(gate) * up, ends)
+        return grouped_product(F.silu(gate) * up, [self.w_down.weight], ends)
 
 
 class Router(nn.Module):
@@ -434,9 +431,9 @@ class Model(nn.Module):
 def costs(c, T):
     """(parameters, forward FLOPs per token, numbers read per token) more than kern.py's, in a context of T tokens."""
     C, L = c.d_model, c.n_layer
-    K = [4 * (i + 1) for i in range(1, L)] + [L + 1]
-    weights = sum(C * k + k * k for k in K)                                         # w1 and w2
-    return weights + sum(K) + 2 * C * (L - 1), 2 * (weights + C * sum(K)), sum(range(1, L + 1)) * C
+    sizes = [4 * (i + 1) for i in range(1, L)] + [L + 1]                            # n S of A_1 .. A_L
+    weights = sum(C * size + size * size for size in sizes)                         # w1 and w2
+    return weights + sum(sizes) + 2 * C * (L - 1), 2 * (weights + C * sum(sizes)), sum(range(1, L + 1)) * C
 
 
 def neutral(model):

@@ -19,7 +19,8 @@ Paper and code (github.com/Caiyun-AI/MUDDFormer):
     - The paper says that all but the connections is Pythia's; the released weights have QK norm, which is not here.
     - As in the code, the MLP reads the mixture r, and the first block has one norm for q, k and v.
     - The code makes w1_i 64 (n S // 64 + 1) wide, the last 64 (4 n S // 64 + 1), and MLPs a multiple of 128. Here it is
-      the paper's n S, and a multiple of 64.
+      n S, also for the last, where appendix B has 4 (L + 1), and a multiple of 64.
+    - The code's norm_eps is 1e-5, in all norms; here 1e-6 unless set.
 """
 import math
 from dataclasses import dataclass
@@ -302,11 +303,11 @@ class Model(nn.Module):
 def costs(c, T):
     """(parameters, forward FLOPs per token, numbers read per token) more than pythia.py's, in a context of T tokens."""
     C, L = c.d_model, c.n_layer
-    K = [4 * (i + 1) for i in range(1, L)] + [L + 1]
-    weights = sum(C * k + k * k for k in K)                                         # w1 and w2
+    sizes = [4 * (i + 1) for i in range(1, L)] + [L + 1]                            # n S of A_1 .. A_L
+    weights = sum(C * size + size * size for size in sizes)                         # w1 and w2
     wider = sum(block_width(c, layer) - c.d_ff for layer in range(L))               # of all MLPs: 0 but for rounding
-    return (weights + sum(K) + 4 * C * (L - 1) + (2 * C + 1) * wider,
-            2 * (weights + C * sum(K) + 2 * C * wider), sum(range(1, L + 1)) * C)
+    return (weights + sum(sizes) + 4 * C * (L - 1) + (2 * C + 1) * wider,
+            2 * (weights + C * sum(sizes) + 2 * C * wider), sum(range(1, L + 1)) * C)
 
 
 def neutral(model):

@@ -16,11 +16,13 @@ one more parameter in all.
 Changed from gpt.py: Config, Config.__post_init__, Attention.forward, Block.forward, Model.__init__, Model.init_weights,
     Model.forward
 Equal to gpt.py when: lambda1 = 0, lambda2 = 1.
+Optimizer: scale, l and the lambdas go to AdamW at mix_lr, without decay.
 Paper and code:
   - SATFormer's code (github.com/SkyeGunasekaran/SATFormer) takes the softmax over all L-1 later layers, even when only
     k read, and starts `scale` at L. Here both go by the number of reading layers, so that lambda1 starts at 1.
   - l starts at zero and lambda2 at 0.5, as in that code.
-  - SATFormer's paper (arXiv:2605.03953, section 2) holds lambda2 constant. Here, as in its code, lambda2 is learned.
+  - SATFormer's paper (arXiv:2605.03953, section 2) holds lambda2 "constant across layers". Here, as in its code, it is
+    learned, one per layer.
 """
 import math
 from dataclasses import dataclass

@@ -28,12 +28,12 @@ Changed from gpt.py: Config, Config.__post_init__, apply_rope, Cache, Cache.__in
 Equal to gpt.py when: never. It has no positions, and a Mamba layer is no attention.
 Optimizer: the matrices of all mixers go to Muon; A_log, skip, dt_bias and the convolution to AdamW at mix_lr, without
     decay.
-Paper and code:
+Paper and code (github.com/microsoft/ArchScale):
   - The code wants n_layer to be a multiple of 4, so that half = n_layer / 2.
   - It draws w_dt from N(0, 0.02) unless it trains with muP; here U(+-1/sqrt(rank)) as in Mamba (arXiv:2312.00752).
   - With QK norm (off in its models: qk_norm=False) it leaves the queries of cross-attention as they are; here they are
     normalised.
-  - Its MLPs are 4 d_model wide.
+  - Its MLPs are 4 d_model wide, and an untied embedding starts at N(0, 1e-4); here 0.02, as in all files.
   - The paper's baseline Samba+YOCO, with cross-attention in place of the GMUs, is gmu="none".
   - J. Sun, "The Architecture Stack" (web.stanford.edu/~jksun/blog/llm-architecture.html), reads the sigma of the GMU,
     which is SiLU, as a sigmoid, has it gate by the memory instead of the layer's input, and adds the gated memory to

@@ -24,7 +24,7 @@ Equal to gpt.py when: d_sim = d_head, the expand of heads copies them G times, t
     every refine is 0; with projections, W_q = W_k = I and the g of a head sum to 1.
 Optimizer: the weights of features are matrices inside the blocks, for Muon, their biases go to AdamW at adamw_lr;
     convolutions, W and g go to AdamW at mix_lr, without decay.
-Paper and code:
+Paper and code (github.com/chuanyang-Zheng/SAS):
   - The paper names an MLP and a convolution for both steps; its code convolves heads and maps features. So does this.
   - The code has no positions, no norm of q and k, and no shared key/value heads. Here norm and rotation come last: maps
     of rotated vectors would not score by distance alone. K key/value heads become G K; group s of q reads group s.

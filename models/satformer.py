@@ -11,8 +11,10 @@ Costs C K parameters, 2 C K + 2 K D FLOPs and K D numbers of v_1 read per token,
 Changed from gpt.py: Config, Config.__post_init__, Attention.__init__, Attention.forward, Block.forward,
     Model.init_weights, Model.forward
 Equal to gpt.py when: W_alpha = 0 and act is relu, tanh or identity. (Do not train relu from there: its gradient is 0.)
-Paper and code:
-  - W_alpha starts Kaiming-uniform in the paper (appendix B.1). Here, as in the code, it is like every other matrix.
+Optimizer: W_alpha is a matrix of the blocks, for Muon; nothing is trained at mix_lr.
+Paper and code (github.com/SkyeGunasekaran/SATFormer):
+  - The paper's comparison of gates starts all linear maps Kaiming-uniform (appendix B.1). Here, as in the code, all
+    start at 0.02.
 """
 import math
 from dataclasses import dataclass
@@ -161,8 +163,8 @@ class Attention(nn.Module):
     def queries_and_keys(self, x):
         """wq(x) (B, T, H, D) and wk(x) (B, T, K, D) in one product, which moves fewer bytes.
 
-        With wv and value_gate, x would get four gradients, one more than the compiler fuses with the norm's: it would
-        store their sum in fp32.
+        As two products, beside wv and value_gate, x would have four readers, and so four gradients to add. The compiler
+        fuses the sum of three with the norm's backward, and stores that of four in fp32.
         """
         qk = F.linear(x, torch.cat((self.wq.weight, self.wk.weight))).unflatten(-1, (-1, self.d_head))
         return qk.split((self.n_head, self.n_kv_head), dim=2)

@@ -18,13 +18,14 @@ Changed from gpt.py: Config, Config.__post_init__, Attention.__init__, Attention
     Model.init_weights, Model.forward
 Equal to gpt.py when: resid = 1 and x0 = 0, as at the start, and tables, skips and backout are zero.
 Optimizer: tables go to AdamW at adamw_lr, the scalars to AdamW at mix_lr; gates are matrices of the blocks, for Muon.
-    nanochat does the same, but trains resid at a hundredth of the rate of x0.
+    nanochat too, but with tables at half the embedding's rate, resid at a hundredth of x0's, and decay on both.
 Paper and code:
-    - All three codes normalise the embedding, and X_0 with it. Here X_0 is gpt.py's embedding, without a norm.
+    - The records and nanochat normalise the embedding, and X_0 with it. Here X_0 is gpt.py's embedding, without a norm.
     - Up to record 54 there are learned scalars, or nothing, where record 55 and nanochat have the gate.
     - Record 14 has a table per layer, records 17 to 62 have three tables, for the first and the last blocks. nanochat
       found every other block the best (its log of 2026-01-17), which is the form here.
-    - nanochat's gate has a factor of 3 for the 2 of record 55.
+    - nanochat's gate has a factor of 3 for the 2 of record 55, and starts at U(0, 0.02), its tables as wv; here the
+      gate starts at zero, and tables as the embedding.
     - x0 starts at 0 in record 9 and first in nanochat, then there at 0.1, since a825e63 from 0.20 down to 0.05 over the
       depth, with resid from 1.15 down to 1.05. skips start at 1, backout at nanochat's 0.2 (record 40: 0.5). Record
       40 backs out the output of block 9 of 12; record 45 keeps one skip alone.

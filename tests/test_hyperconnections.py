@@ -302,4 +302,4 @@ def test_costs(options):
     entries = sum(c.n_streams ** 2 + 2 * c.n_streams if p.size(1) > 2 else p.numel()
                   for key, p in model.named_parameters() if key.endswith(("static", "bias")))
     assert flops_per_token(model, 6) - flops_per_token(base, 6) == flops - 2 * entries * c.d_model
-    assert read == 4 * c.n_layer * (c.n_streams - 1) * c.d_model
+    assert read == 2 * c.n_layer * (c.n_streams - 1) * c.d_model
