@@ -220,13 +220,13 @@ class HyperConnection(nn.Module):
 
 @torch.compiler.nested_compile_region                               # compiled once, not once per sublayer
 def sinkhorn(z, steps):
-    """A doubly stochastic a[i] M[i, s] b[s] from M = exp(z), z (..., n, n): `steps` times, b makes the sum of every
-    column one, then a that of every row."""
-    M, a = z.softmax(-2), torch.ones_like(z[..., 0])                # exp(z) with columns of sum one: the first b is 1
+    """The doubly stochastic exp(a[i] + z[i, s] + b[s]) of z (..., n, n): `steps` times, b makes the sum of every column
+    one, then a that of every row. In logarithms, for z may be of any size: exp(z) over- and underflows."""
+    a = torch.zeros_like(z[..., 0])
     for _ in range(steps):
-        b = 1 / (a[..., :, None] * M).sum(-2)
-        a = 1 / (M * b[..., None, :]).sum(-1)
-    return a[..., :, None] * M * b[..., None, :]
+        b = -(a[..., :, None] + z).logsumexp(-2)
+        a = -(z + b[..., None, :]).logsumexp(-1)
+    return (a[..., :, None] + z + b[..., None, :]).exp()
 
 
 def permutations(n):
