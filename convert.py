@@ -99,10 +99,11 @@ def fill(model, names, tensors, unread):
         if [k for k in tensor.shape if k > 1] != [k for k in shape if k > 1] or not tensor.is_floating_point():
             raise UserError(f"{theirs} is {tuple(tensor.shape)}, {tensor.dtype}: "
                             f"by its config it must be {shape}, a float")
-        if (theirs, *which) not in made:                                            # tied weights stay one
+        key = theirs, *which
+        if key not in made:                                                         # tied weights stay one
             blocks = tensor.reshape(shape).chunk(n)
-            made[theirs, *which] = torch.cat([blocks[at] for at in which]).float()
-        state[ours] = made[theirs, *which]
+            made[key] = torch.cat([blocks[at] for at in which]).float()
+        state[ours] = made[key]
     rest = sorted(set(tensors) - {theirs for theirs, *_ in made})
     if left := [name for name in rest if not re.fullmatch(unread, name)]:
         raise UserError(f"the model has no place for {len(left)} of its tensors: {', '.join(left[:8])}")
@@ -184,8 +185,8 @@ def export(command, source, out):
         except package.SafetensorError as e:                                        # a full disk, for instance
             raise UserError(f"{out} cannot be written: {one_line(e)}") from None
         (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)     # else nobody else's to read
-        if copied := (Path(source) / "tokenizer.json").is_file():
-            shutil.copyfile(Path(source) / "tokenizer.json", folder / "tokenizer.json")
+        if copied := (source / "tokenizer.json").is_file():
+            shutil.copyfile(source / "tokenizer.json", folder / "tokenizer.json")
             kind = {"tokenizer_class": "PreTrainedTokenizerFast"}                   # else Llama's or Qwen's rules apply
             runs.write_text(folder / "tokenizer_config.json", json.dumps(kind))
     left = "" if copied else f"; without its tokenizer ({run['tokenizer']})"

@@ -47,8 +47,8 @@ def parse(argv):
         parser.error("--data and --tokens are for the validation split, not for --tasks")
     if args.tasks is None and (args.num_fewshot is not None or args.limit or args.task_dir):
         parser.error("--num_fewshot, --limit and --task_dir are for --tasks")
-    if args.tasks == "mqar" and (args.num_fewshot is not None or args.limit or args.seq_len):
-        parser.error("--num_fewshot, --limit and --seq_len are not for mqar")
+    if args.tasks == "mqar" and (args.num_fewshot is not None or args.limit or args.seq_len or args.task_dir):
+        parser.error("--num_fewshot, --limit, --seq_len and --task_dir are not for mqar")
     return args
 
 

@@ -81,11 +81,11 @@ def comparable(runs):
 
 
 def newest(runs):
-    """(runs without repeats, [(a run left out, the one that stands for it)]): of several runs of one system with one
-    seed the one with the newest log counts."""
+    """(runs without repeats, [(a run left out, the one that stands for it)]): of several runs of one system, on
+    the same tokens with one seed, the one with the newest log counts."""
     kept, older = {}, []
     for run in sorted(runs, key=lambda run: (Path(run["run"]) / "log.jsonl").stat().st_mtime_ns):
-        key = json.dumps([identity(run), run["seed"]], sort_keys=True)
+        key = json.dumps([identity(run), validated_on(run), run["seed"]], sort_keys=True)
         if key in kept:
             older.append((kept[key], key))
         kept[key] = run
@@ -209,14 +209,6 @@ def crossing(points, level):
         if y1 <= level < y0:
             return x0 + (x1 - x0) * (y0 - level) / (y0 - y1)
     return None
-
-
-def between(points, x):
-    """The value of a curve [(x, y)] at x, on straight lines between its points; behind its end the last value."""
-    for (x0, y0), (x1, y1) in pairwise(points):
-        if x <= x1:
-            return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-    return points[-1][1]
 
 
 def gaps(some, base, tokens):

@@ -111,9 +111,8 @@ class HarnessLM(TemplateLM):
         idx = torch.tensor(contexts, device=self._device)
         cache = self.Cache(self.model, len(contexts), idx.size(1) + room)
         norm = getattr(self.model, "final_norm", torch.nn.Identity())       # the head is half of a small model:
-        only_last = norm.register_forward_pre_hook(lambda module, inputs: (inputs[0][:, -1:],))     # (B, 1, C) for it
-        logits, _ = self.model(idx, cache=cache)
-        only_last.remove()
+        with norm.register_forward_pre_hook(lambda module, inputs: (inputs[0][:, -1:],)):           # (B, 1, C) for it
+            logits, _ = self.model(idx, cache=cache)
         return logits[:, -1], cache
 
     @torch.inference_mode()

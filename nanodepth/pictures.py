@@ -6,7 +6,9 @@ import textwrap
 from itertools import cycle
 from statistics import mean, median
 
-from nanodepth.curves import between, deviation, gaps, training
+import numpy as np
+
+from nanodepth.curves import deviation, gaps, training
 
 PAGE = 8                                # systems besides the baseline in one picture of curves
 FEW = 6                                 # validations after the first: with fewer the training loss is drawn as well
@@ -156,7 +158,7 @@ def draw_curves(rows, groups, baseline):
         timed = [(x / (60 * r["tok_s"]), y) for x, y in r["curve"]]
         drawn["tokens"][label] = [(x / 1e6, y) for x, y in r["curve"]]
         drawn["time"][label] = timed
-        drawn["lead"][label] = [(x, y - between(old, x)) for x, y in timed[1:] if x <= old[-1][0]]
+        drawn["lead"][label] = [(x, y - np.interp(x, *zip(*old))) for x, y in timed[1:] if x <= old[-1][0]]
         paired = [(x / 1e6, gaps(groups[label], groups[baseline], x)) for x, _ in r["curve"][1:]]
         drawn["gap"][label] = [(x, mean(g)) for x, g in paired if g]
     for key, ax in axes.items():

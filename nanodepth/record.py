@@ -32,12 +32,10 @@ def watch(model, idx, modules):
     def keep(module, inputs, output):
         outputs.append(output.float() if torch.is_tensor(output) else [x if x is None else x.float() for x in output])
 
-    hooks = [m.register_forward_hook(keep) for m in modules]
-    try:
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.enter_context(module.register_forward_hook(keep))
         model.forward(idx)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return outputs
 
 
@@ -159,11 +157,10 @@ def recorded(model, probe=None):
         for module in modules:
             hooks.append(module.register_forward_hook(
                 lambda m, inputs, output, kind=kind: record.calls[kind].append((inputs, output))))
-    try:
-        yield record
-    finally:
+    with ExitStack() as stack:
         for hook in hooks:
-            hook.remove()
+            stack.enter_context(hook)
+        yield record
 
 
 @contextmanager

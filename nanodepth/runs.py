@@ -220,8 +220,9 @@ def trackers(options):
 class Run:
     """The folder of a run that trains. Every rank has one; the first rank alone locks and writes.
 
-    path; config, as in config.json; start: the step to begin with; saved and evaluated: the steps of the newest
-    checkpoint and validation, -1 if there is none; save_failed: whether the latest checkpoint could not be written.
+    path; config, as in config.json; start: the step to begin with; saved: the step of the newest checkpoint; evaluated:
+    that of the newest validation before `start`; both -1 if there is none; save_failed: whether the latest checkpoint
+    could not be written.
     """
 
     def __init__(self, path, options, ranks):

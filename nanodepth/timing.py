@@ -41,7 +41,7 @@ class Row:
             self.shape = asdict(base(**same_shape(own, base, asked)))               # of the gpt to compare with
         self.n_params = sum(p.numel() for p in self.model.parameters())
         self.flops = flops_per_token(self.model, args.seq_len)
-        self.times, self.decode_times, self.bytes, self.decoder = [], [], None, None
+        self.decode_times, self.decoder = [], None
 
     def costs(self):
         """What the model adds to gpt by its costs(): (parameters, FLOPs per token, numbers read per token), or None."""

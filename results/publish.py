@@ -74,7 +74,7 @@ def publish(run, to, out, data="data/wiki"):
     shutil.rmtree(to, ignore_errors=True)
     to.mkdir(parents=True)
     (to / "config.json").write_text(text + "\n")
-    (to / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    runs.write_text(to / "log.jsonl", "".join(json.dumps(row) + "\n" for row in kept))
 
 
 def markdown(head, rows):

@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 # A background job ignores Ctrl-C, and so would the scripts under test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-pytest.register_assert_rewrite("reference", "settings", "small", "published")
+pytest.register_assert_rewrite("analysis", "endurance", "published", "reference", "settings", "small")
 
 import settings  # noqa: E402
 import torch  # noqa: E402

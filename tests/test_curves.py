@@ -113,6 +113,8 @@ def test_of_equal_runs_the_newest_counts(tmp_path):
     assert kept == [runs[name] for name in "mbs"]
     assert left_out == [(str(tmp_path / "c"), str(tmp_path / "b")), (str(tmp_path / "a"), str(tmp_path / "b"))]
     assert set(curves.systems(kept)) == {ROOT, "x"}
+    other = dict(runs["a"], config={**runs["a"]["config"], "data": {"path": "d", "fingerprint": "other"}})
+    assert curves.newest([runs["b"], other]) == ([runs["b"], other], [])                    # trained on other data
 
 
 def test_seeds_are_paired_and_one_seed_has_no_interval(tmp_path):

@@ -341,7 +341,7 @@ def test_examples_before_the_question(place, monkeypatch):
     ("gpt --tasks small --task_dir nowhere", "--task_dir nowhere is not a folder"),
     ("gpt --tasks= --task_dir tasks", "no task ''"),
     ("gpt none --tasks mqar", "none/ckpt.pt does not exist"),
-    ("gpt --tasks mqar --limit 3", "are not for mqar"),
+    ("gpt --tasks mqar --limit 3", "are not for mqar"), ("gpt --tasks mqar --task_dir tasks", "are not for mqar"),
     ("gpt --json no/such/folder/x.json", "no/such/folder/x.json cannot be written"),
     ("gpt --tasks small --task_dir tasks --data x", "--data and --tokens are for the validation split"),
     ("gpt --tasks small --task_dir tasks --limit 0", "--limit must be at least 1"),

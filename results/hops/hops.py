@@ -45,7 +45,7 @@ def document(rng):
 
 def prepare(folder, n_tokens=8_000_000):
     """The task as a data folder."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     widths, writers = token_bytes(load_tokenizer("byte")), {}
     for seed, (split, amount) in enumerate((("train", n_tokens), ("val", n_tokens // 40))):
         writers[split] = writer = Writer(folder, split, 2**24, widths)
@@ -98,7 +98,7 @@ def main():
             run = out / f"{system}-{seed}"
             loss = publish.train(run, system, preset="study", data=out / "data", seed=seed, **SHAPE)
             rows.append({"system": system, "seed": seed, "right": score(run), "loss": loss})
-            kept.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            publish.runs.write_text(kept, "".join(json.dumps(row) + "\n" for row in rows))
             print(rows[-1], flush=True)
             publish.fill(HERE / "README.md", table=table(rows))
 

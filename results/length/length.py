@@ -39,7 +39,8 @@ def measure(args, system, seed):
                              eval_every=args.max_steps, save_every=args.max_steps, seq_len=args.seq_len,
                              max_len=args.seq_len * max(TIMES))
         lengths = [n * args.seq_len for n in TIMES if loss < math.inf]
-        kept.write_text(json.dumps([{"system": system, "seed": seed, **evaluate(args, run, n)} for n in lengths]))
+        rows = [{"system": system, "seed": seed, **evaluate(args, run, n)} for n in lengths]
+        publish.runs.write_text(kept, json.dumps(rows))
     rows = json.loads(kept.read_text())
     print(f"{system}, seed {seed}: ", *(f"{row['loss']:.4f}" for row in rows), flush=True)
     return rows

@@ -21,13 +21,17 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 import publish  # noqa: E402
 
 import data_prep  # noqa: E402
 import models  # noqa: E402
+import muon  # noqa: E402
 from nanodepth.options import UserError  # noqa: E402
+from train import parse  # noqa: E402
 
 SYSTEMS = {  # name in the tables: model and its options
     "gpt": "gpt", "gpt-gated": "gpt --gate elementwise", "resformer": "resformer", "exoformer": "exoformer",
@@ -37,16 +41,16 @@ SYSTEMS = {  # name in the tables: model and its options
     "speedrun": "speedrun", "muddformer-trimmed": "muddformer --last_k 2 --streams vr",
     "attnres-additive": "attnres --additive", "hyperconnections-lite": "hyperconnections --connection lite",
     "cla": "cla", "kern": "kern", "kern-softmax": "kern --router softmax", "muddmoe": "muddmoe"}
-MIXES_NOTHING = ("gpt", "gpt-gated", "satformer", "cla")        # no parameter is trained at mix_lr
 STRONG_ONLY = ("speedrun", "muddformer-trimmed", "attnres-additive", "hyperconnections-lite", "cla", "kern",
                "kern-softmax", "muddmoe")
 DEEP = ("gpt", "satformer", "denseformer", "attnres", "muddformer")
 STEPS, SEEDS, TUNING_SEED = 1000, 3, 100
 RATES = ((0.005, 0.024, 0.002), (0.01, 0.024, 0.002), (0.005, 0.012, 0.002), (0.005, 0.048, 0.002))  # muon, adamw, mix
-THEN = {True: ((1, 1, 0.25), (1, 1, 4)),                        # factors of the best: of systems that mix something,
-        False: ((0.7, 1, 1), (1.4, 1, 1))}                      # and of the others
+THEN = {True: ((1, 1, 0.25), (1, 1, 4)),                        # factors of the best: of systems that train something
+        False: ((0.7, 1, 1), (1.4, 1, 1))}                      # at mix_lr, and of the others
 PLAIN = "--no-qk_norm --no-zero_init --optimizer adamw --schedule cosine --mix_lr none"
 PLAIN_RATES = (0.002, 0.004)                                    # AdamW's, for all parameters
+STAGES = ("main", "length", "half", "depth", "plain")
 
 
 @dataclass
@@ -76,9 +80,16 @@ def train(run, args):
     loss = publish.final_loss(logs)
     if run.seed != TUNING_SEED and math.isfinite(loss) and not (logs / "copying.json").exists() \
             and (folder / "ckpt.pt").exists():
-        (logs / "copying.json").write_text(json.dumps(publish.copying(folder)) + "\n")
+        publish.runs.write_text(logs / "copying.json", json.dumps(publish.copying(folder)) + "\n")
     print(f"{run.name}  rates {run.rates}  val {loss:.4f}", flush=True)
     return loss
+
+
+def mixes(system):
+    """Whether a system has a parameter that is trained at mix_lr."""
+    options, config, _ = parse(["--model", *SYSTEMS.get(system, system).split(), "--preset", "study"])
+    with torch.device("meta"):
+        return bool(muon.mixes(models.build(options.model, **config)))
 
 
 def best_rates(system, args):
@@ -88,7 +99,7 @@ def best_rates(system, args):
         return train(Run(name, system, TUNING_SEED, rates, 0.25), args)
 
     first = min(RATES, key=loss)
-    then = [tuple(round(x * f, 6) for x, f in zip(first, factors)) for factors in THEN[system not in MIXES_NOTHING]]
+    then = [tuple(round(x * f, 6) for x, f in zip(first, factors)) for factors in THEN[mixes(system)]]
     return min([first, *then], key=loss)
 
 
@@ -102,8 +113,8 @@ def main():
     parser.add_argument("--logs", type=Path, default=HERE / "logs", help="logs of finished runs (those of this folder)")
     parser.add_argument("--out", type=Path, help="where the runs go (runs/study, or beside --logs)")
     parser.add_argument("--steps", type=int, default=STEPS, help="of a main run (%(default)s)")
-    parser.add_argument("--stages", nargs="+", default=["main", "length", "half", "depth", "plain"],
-                        help="main length half depth plain (all, in this order)")
+    parser.add_argument("--stages", nargs="+", default=STAGES, choices=("tune", *STAGES), metavar="STAGE",
+                        help=f"{' '.join(STAGES)} (all, in this order), each after tune; or tune alone")
     parser.add_argument("--seeds", type=int, default=SEEDS,
                         help="of the main and length runs (%(default)s); at most 2 of the others")
     parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=[*SYSTEMS, *models.names()],

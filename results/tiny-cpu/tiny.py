@@ -41,7 +41,7 @@ def main():
     for system in SYSTEMS:
         logs = folder(system)
         if not logs.exists():
-            loss = publish.train(out / logs.name, *system.split(), save_every=180)
+            loss = publish.train(out / logs.name, *system.split())
             publish.publish(out / logs.name, logs, f"runs/tiny-cpu/{logs.name}", data="data/stdlib")
             print(f"{system}: {loss:.4f}", flush=True)
         table = publish.markdown(["model", "parameters", "val bits per byte"],
