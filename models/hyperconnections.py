@@ -218,7 +218,6 @@ class HyperConnection(nn.Module):
         return (x @ W) * torch.rsqrt(y.var(-1, keepdim=True, correction=0) + self.eps)
 
 
-@torch.compiler.nested_compile_region                               # compiled once, not once per sublayer
 def sinkhorn(z, steps):
     """The doubly stochastic exp(a[i] + z[i, s] + b[s]) of z (..., n, n): `steps` times, b makes the sum of every column
     one, then a that of every row. In logarithms, for z may be of any size: exp(z) over- and underflows."""

@@ -66,8 +66,9 @@ def child(order, out, err):
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(out, 1)
     os.dup2(err, 2)
-    # Too much memory is an error and does not stop the machine.
-    resource.setrlimit(resource.RLIMIT_AS, (16 * 2 ** 30, 16 * 2 ** 30))
+    # Too much memory is an error and does not stop the machine. CUDA reserves more addresses than that when it starts.
+    if "cpu" in order["words"] or not Path("/dev/nvidiactl").exists():
+        resource.setrlimit(resource.RLIMIT_AS, (16 * 2 ** 30, 16 * 2 ** 30))
     os.chdir(order["cwd"])
     script = order["script"]
     module = script.removeprefix("-m ") if script.startswith("-m ") else None
