@@ -6,7 +6,7 @@ import torch
 from measure import dtypes_read, extra
 from reference import (  # noqa: F401  (float64: autouse)
     GATED, add, attend, compare, depends_on_every_parameter, float64, heads, mlp_sublayer, norm, own_groups, project,
-    reference_logits, setup, show, sigmoid)
+    setup, show, sigmoid)
 
 import models
 from nanodepth import record
