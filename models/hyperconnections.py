@@ -219,13 +219,12 @@ class HyperConnection(nn.Module):
 
 
 def sinkhorn(z, steps):
-    """The doubly stochastic exp(a[i] + z[i, s] + b[s]) of z (..., n, n): `steps` times, b makes the sum of every column
-    one, then a that of every row. In logarithms, for z may be of any size: exp(z) over- and underflows."""
-    a = torch.zeros_like(z[..., 0])
+    """exp(z), z (..., n, n), made doubly stochastic: `steps` times, columns and then rows are divided by their sums. In
+    logarithms, for z may be of any size: exp(z) over- and underflows."""
     for _ in range(steps):
-        b = -(a[..., :, None] + z).logsumexp(-2)
-        a = -(z + b[..., None, :]).logsumexp(-1)
-    return (a[..., :, None] + z + b[..., None, :]).exp()
+        z = z - z.logsumexp(-2, keepdim=True)
+        z = z - z.logsumexp(-1, keepdim=True)
+    return z.exp()
 
 
 def permutations(n):

@@ -102,7 +102,7 @@ piece resume-deterministic bash -c "killed --deterministic $small"
 bench exo-450m 16 resformer attnres:block_size=8
 for model in gpt muddformer exoformer satformer attnres; do piece first-$model bash -c "first_steps $model"; done
 full && piece memory bash -c memory
-bench mudd-405m 16 muddformer attnres denseformer hyperconnections hyperconnections:connection=manifold
+bench mudd-405m 16 muddformer attnres denseformer hyperconnections
 full && piece tests python3 -m pytest -q -n 8 --dist loadfile
 for seed in 0 1; do study $seed gpt "gpt --gate elementwise" resformer exoformer satformer muddformer attnres denseformer; done
 bench exo-450m 16 exoformer:mixing=dynamic attnres speedrun cla kern muddmoe geonorm
@@ -112,4 +112,5 @@ full && piece decode python3 bench.py --preset exo-450m --models sambay --decode
 for model in muddformer attnres; do
     full && piece profile-$model python3 bench.py --preset exo-450m --models $model --batch 16 --profile $out/$model-trace.json
 done
+bench mudd-405m 16 hyperconnections:connection=manifold       # last: its Sinkhorn takes long to compile
 echo "all pieces tried; results in $out"
