@@ -61,6 +61,21 @@ def test_a_seed_of_two_systems_tells_something_of_the_third(report):
     assert report["difference"](losses, "three", "gpt")[1] > 3.182 * sd
 
 
+def test_coverage_by_hand(report):
+    """Every system with the deviation of its own residuals, scaled so that they are all of the noise together."""
+    losses = {"gpt": {0: 4.0, 1: 4.3, 2: 4.2}, "one": {0: 3.9, 1: 4.25, 2: 4.0}, "two": {0: 4.1, 1: 4.2, 2: 4.3}}
+    rows, columns = [statistics.mean(at.values()) for at in losses.values()], [4.0, 4.25, 12.5 / 3]
+    squares = {name: sum((x - row - column + statistics.mean(rows)) ** 2 for x, column in zip(at.values(), columns))
+               for (name, at), row in zip(losses.items(), rows)}
+    for a, b in (("one", "gpt"), ("two", "one")):
+        sd = math.sqrt((squares[a] + squares[b]) / 3 / 3 * 9 / 4)           # nine losses, four degrees of freedom
+        wanted = 2 * statistics.NormalDist().cdf(report["difference"](losses, a, b)[1] / sd) - 1
+        assert report["coverage"](losses, a, b) == pytest.approx(wanted)
+    losses = {name: losses[name] for name in ("gpt", "one")}                # two have the same residuals
+    found = report["coverage"](losses, "one", "gpt")
+    assert found == pytest.approx(2 * statistics.NormalDist().cdf(4.303) - 1, rel=1e-4)
+
+
 def test_noise_needs_two_systems_with_two_seeds(report):
     assert report["noise"]({"gpt": {0: 4.0, 1: 4.3}}) == (None, 0)
     assert report["gap"]({"gpt": {0: 4.0}, "one": {0: 3.9}}, "one") == ("-0.1000", None)

@@ -105,13 +105,28 @@ def design(losses):
     return np.array(X, dtype=float), np.array([loss for *_, loss in rows])
 
 
-def noise(losses):
-    """(standard deviation of one run, degrees of freedom): what a mean per system and one per seed leave of the losses.
-    """
+def residuals(losses):
+    """What a mean per system and one per seed leave of the losses of design(), and its degrees of freedom."""
     X, y = design(losses)
-    left = len(y) - np.linalg.matrix_rank(X)
-    rest = y - X @ np.linalg.lstsq(X, y, rcond=None)[0]
-    return (math.sqrt(rest @ rest / left) if left else None), int(left)
+    return y - X @ np.linalg.lstsq(X, y, rcond=None)[0], int(len(y) - np.linalg.matrix_rank(X))
+
+
+def noise(losses):
+    """(standard deviation of one run, degrees of freedom), by residuals()."""
+    rest, left = residuals(losses)
+    return (math.sqrt(rest @ rest / left) if left else None), left
+
+
+def contrast(losses, a, b):
+    """The weights of the runs of design() in the difference of a to b; None where nothing compares them."""
+    if a not in losses or b not in losses:
+        return None
+    X, _ = design(losses)
+    wanted = np.zeros(X.shape[1])
+    wanted[list(losses).index(a)] += 1
+    wanted[list(losses).index(b)] -= 1
+    weights = wanted @ np.linalg.pinv(X)
+    return weights if np.allclose(weights @ X, wanted) else None
 
 
 def difference(losses, a, b):
@@ -120,17 +135,22 @@ def difference(losses, a, b):
     By least squares on design(): the mean difference over the seeds, if all systems have the same ones. If some have
     more, the others gain from them what these say of a and b.
     """
-    if a not in losses or b not in losses:
-        return None
-    X, y = design(losses)
-    contrast = np.zeros(X.shape[1])
-    contrast[list(losses).index(a)] += 1
-    contrast[list(losses).index(b)] -= 1
-    weights = contrast @ np.linalg.pinv(X)                                  # of the runs in the difference
-    if not np.allclose(weights @ X, contrast):
+    weights = contrast(losses, a, b)
+    if weights is None:
         return None
     sd, left = noise(losses)
-    return float(weights @ y), None if sd is None else curves.t95(left) * sd * math.sqrt(weights @ weights)
+    value = float(weights @ design(losses)[1])
+    return value, None if sd is None else curves.t95(left) * sd * math.sqrt(weights @ weights)
+
+
+def coverage(losses, a, b):
+    """How often the interval of difference() holds the truth, if every system has the deviation of its own residuals.
+    """
+    rest, left = residuals(losses)
+    variances = np.concatenate([[mean(part ** 2)] * len(part) for part in
+                                np.split(rest, np.cumsum([len(at) for at in losses.values()])[:-1])])
+    variance = contrast(losses, a, b) ** 2 @ variances * len(rest) / left
+    return math.erf(difference(losses, a, b)[1] / math.sqrt(2 * variance))
 
 
 def gap(losses, a, b="gpt"):
@@ -164,11 +184,12 @@ def speeds():
 
 
 def summary(strong):
-    """curves.summarise() with the speeds of bench.json in place of those of a machine that did other things as well."""
+    """curves.summarise() with the speeds of bench.json, those of an idle machine, and with difference()."""
     rows, speed = curves.summarise(strong, "gpt"), speeds()
     figures = json.loads((HERE / "bench.json").read_text())["models"]
     base = next(row["tokens_per_s"] for row in figures if row["model"] == row["against"] == "gpt")
-    return {name: {**row, "tok_s": base * speed[name]} for name, row in rows.items() if name in speed}
+    gaps = {name: difference(final(strong), name, "gpt")[0] for name in rows if name in speed}      # as in the tables
+    return {name: {**rows[name], "tok_s": base * speed[name], "difference": gap} for name, gap in gaps.items()}
 
 
 def heads_table():
@@ -245,6 +266,16 @@ def claims_table(strong, plain):
     return markdown(["claim", "by", "strong recipe", "strong, others", "plain recipe", "plain, others"], rows)
 
 
+def coverage_lines(strong):
+    """coverage() of the intervals of all claims, in words."""
+    lines = []
+    for words, losses in (("Over all targets", final(strong)), ("on the others", others(strong))):
+        found = {f"{a} against {b}": coverage(losses, a, b) for a, b, _ in CLAIMS if contrast(losses, a, b) is not None}
+        least, most = min(found, key=found.get), max(found.values())
+        lines.append(f"{words} {found[least]:.0%} ({least}) to {most:.0%}, {mean(found.values()):.0%} on average")
+    return ";\n".join(lines) + "."
+
+
 def front_table(strong):
     """What the repository's README shows: both differences, and the speed of a step."""
     all_targets, rest, speed = final(strong), others(strong), speeds()
@@ -304,7 +335,8 @@ def main():
     tables = {}
     if "gpt" in strong:
         tables |= {"main": lambda: main_table(strong), "depth": lambda: depth_table(strong),
-                   "claims": lambda: claims_table(strong, plain), "saving": lambda: saving_table(strong)}
+                   "claims": lambda: claims_table(strong, plain), "saving": lambda: saving_table(strong),
+                   "coverage": lambda: coverage_lines(strong)}
         draw = pictures.curve_pages("curves", summary(strong), strong, "gpt")
         list(pictures.save({**draw, "gaps": lambda: gaps_picture(strong, plain)}, HERE))
     if "gpt" in plain:
