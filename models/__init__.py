@@ -1,8 +1,13 @@
 """The registry: every .py file in this folder is a model under its file name. Drop in a file and it exists.
 
-A model file defines `Config`, a dataclass with vocab_size and max_len, and `Model(config)` with config, blocks (or
-muon_modules, what Muon trains) and forward; with a `Cache` it also writes text. gpt.py shows the whole contract.
-Model.micro_tokens: how many tokens a forward pass takes by default, if 32,768 do not fit.
+A model file defines `Config`, a dataclass with vocab_size and max_len, and `Model(config)` with config, blocks and
+forward, as gpt.py shows. It may also have
+    Cache, Model.generate       to write text: sample.py needs the first, train.py --sample_every both
+    Model.muon_modules          the modules that Muon trains, if they are not the blocks
+    Model.micro_tokens          how many tokens a forward pass takes by default, if 32,768 do not fit
+    neutral(model)              sets the own parameters so that the model equals its baseline, which a test checks
+    costs(config, T)            (parameters, forward FLOPs per token, numbers read per token) more than gpt.py's
+and lines in its docstring: `Changed from gpt.py: ...` (or another file), `Other default than gpt.py's: ...`.
 """
 import math
 import re

@@ -58,6 +58,8 @@ def parse(argv, Options, description, constant_until):
         options = Options(**chosen)
         if options.sample_every:
             models.cache_class(model)
+            if not hasattr(models.module(model).Model, "generate"):
+                raise ValueError(f"models/{model}.py has no Model.generate, which --sample_every calls: see gpt.py")
     if asked.resume and "max_steps" in flags and flags["max_steps"] != defaults["max_steps"]:
         check_length(options, replace(options, max_steps=defaults["max_steps"]), checkpoint["step"], constant_until)
     return options, config, flags

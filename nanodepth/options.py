@@ -20,7 +20,8 @@ from models import check_types           # there, since the registry needs it an
 ROOT = Path(__file__).resolve().parent.parent                   # of the repository
 ELSEWHERE = {  # what other code bases call our flags
     "muon_lr --adamw_lr": "lr learning_rate max_lr", "d_model": "n_embd hidden_size dim model_dim",
-    "n_layer": "num_hidden_layers num_layers n_layers depth", "n_head": "num_attention_heads n_heads num_heads",
+    "d_model --n_head": "head_dim d_head", "n_layer": "num_hidden_layers num_layers n_layers depth",
+    "n_head": "num_attention_heads n_heads num_heads",
     "n_kv_head": "num_key_value_heads n_kv_heads", "d_ff": "intermediate_size mlp_hidden_dim",
     "max_len": "max_position_embeddings", "seq_len": "block_size max_seq_len sequence_length context_length",
     "batch_tokens --micro_batch": "batch_size total_batch_size device_batch_size per_device_train_batch_size "

@@ -93,8 +93,8 @@ def start(*words):
                             env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
-def combined(heading):
-    """The module that the section of docs/combining.md whose heading starts so makes of a model's file."""
+def combined_text(heading):
+    """What the section of docs/combining.md whose heading starts so makes of a model's file."""
     section = (ROOT / "docs" / "combining.md").read_text().split(f"\n## {heading}")[1].split("\n## ")[0]
     origin, patch = re.search(r"`cp (\S+) models/mine.py`.*?```diff\n(.*?)```", section, re.S).groups()
     text = (ROOT / origin).read_text()
@@ -103,7 +103,12 @@ def combined(heading):
                     for sign in "+-")
         assert text.count(old) == 1, f"{origin} has not once, as docs/combining.md says:\n{old}"
         text = text.replace(old, new)
+    return text
+
+
+def combined(heading):
+    """The module of combined_text()."""
     module = types.ModuleType("mine")
     sys.modules["mine"] = module                            # dataclass looks there
-    exec(compile(text, "mine.py", "exec"), module.__dict__)
+    exec(compile(combined_text(heading), "mine.py", "exec"), module.__dict__)
     return module

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import settings
+from small import combined_text
 
 MODELS = Path(__file__).parent.parent / "models"
 FILES = sorted(p for p in MODELS.glob("*.py") if not p.stem.startswith("_"))
@@ -45,8 +46,7 @@ def announced(path):
     return MODELS / found[1], {name.strip() for name in found[2].split(",")} - {""}
 
 
-@pytest.mark.parametrize("path", OTHERS, ids=lambda p: p.stem)
-def test_unannounced_pieces_equal_the_baseline(path):
+def check_announced(path):
     origin, told = announced(path)
     base, mine = pieces(origin), pieces(path)
     changed = {name for name in base if mine.get(name) != base[name]} - {"costs", "neutral"}       # of a file by nature
@@ -59,6 +59,17 @@ def test_unannounced_pieces_equal_the_baseline(path):
         print("\n".join(difflib.unified_diff(*texts, origin.name, path.name, "")))
     where = f"the docstring of models/{path.name}"
     assert changed == told, f"make the pieces equal in both files, or write into {where}:\n{line}"
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=lambda p: p.stem)
+def test_unannounced_pieces_equal_the_baseline(path):
+    check_announced(path)
+
+
+@pytest.mark.parametrize("heading", ["MUDDFormer with value", "Manifold-constrained"])
+def test_combinations_announce_what_they_change(heading, tmp_path):
+    (tmp_path / "mine.py").write_text(combined_text(heading))
+    check_announced(tmp_path / "mine.py")
 
 
 def test_pieces_that_only_the_others_share_are_equal():

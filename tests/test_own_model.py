@@ -210,6 +210,13 @@ class Model(nn.Module):
 """
 
 
+def test_samples_in_training_need_generate(copy):
+    (copy / "models" / "mine.py").write_text(replaced(text("gpt"), ("    def generate(", "    def write(")))
+    done = subprocess.run([sys.executable, "train.py", "--model", "mine", "--sample_every", "5"], cwd=copy,
+                          capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "no Model.generate" in done.stderr, done.stderr
+
+
 @pytest.mark.full
 def test_a_file_from_scratch(copy):
     """Other names, learned positions, weights that blocks share, no cache: all but writing text, where a line says so.

@@ -6,8 +6,8 @@
 #     LAYERS=8 NEW_TOKENS=0 bash results/gpu/day.sh       bench.py with so many layers, without decoding: compiles in minutes
 #     SIZE=tiny bash results/gpu/day.sh           the same in tiny shapes, on a CPU too: a test of this script
 #
-# Each piece writes OUT/NAME.txt (OUT: runs/day-out) and, when it ended well, OUT/NAME.ok, by which it is skipped later.
-# Runs go to runs/day and are resumed. README.md beside this file says what the pieces are for.
+# Each piece writes OUT_DIR/NAME.txt (runs/day-out) and, when it ended well, OUT_DIR/NAME.ok, by which it is skipped
+# later. Runs go to RUNS (runs/day) and are resumed. README.md beside this file says what the pieces are for.
 set -u
 cd "$(dirname "$0")/../.."
 out=${OUT_DIR:-runs/day-out} runs=${RUNS:-runs/day} deadline=$((${MINUTES:-1000} * 60))
