@@ -219,12 +219,16 @@ class HyperConnection(nn.Module):
 
 
 def sinkhorn(z, steps):
-    """exp(z), z (..., n, n), made doubly stochastic: `steps` times, columns and then rows are divided by their sums. In
-    logarithms, for z may be of any size: exp(z) over- and underflows."""
-    for _ in range(steps):
-        z = z - z.logsumexp(-2, keepdim=True)
-        z = z - z.logsumexp(-1, keepdim=True)
-    return z.exp()
+    """diag(a) K diag(b), K = exp(z) (..., n, n), made doubly stochastic: `steps` times, b makes the columns' sums one,
+    then a the rows'. The first time K itself is divided, by softmax, for exp(z) may over- and underflow. No sum of what
+    that leaves is below 1 / n^2.
+    """
+    K = z.log_softmax(-2).softmax(-1)
+    a = b = torch.ones_like(K[..., 0])
+    for _ in range(steps - 1):
+        b = 1 / (a[..., :, None] * K).sum(-2)
+        a = 1 / (K * b[..., None, :]).sum(-1)
+    return a[..., :, None] * K * b[..., None, :]
 
 
 def permutations(n):
