@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 import publish  # noqa: E402
 from publish import fill, markdown  # noqa: E402
-from study import DEEP, PLAIN_RATES, SYSTEMS  # noqa: E402
+from study import DEEP, PLAIN_RATES, STRONG_ONLY, SYSTEMS  # noqa: E402
 
 import models  # noqa: E402
 from nanodepth import curves, pictures  # noqa: E402
@@ -184,12 +184,13 @@ def speeds():
 
 
 def summary(strong):
-    """curves.summarise() with the speeds of bench.json, those of an idle machine, and with difference()."""
+    """curves.summarise() of what has both recipes, with difference() and bench.json's speeds, of an idle machine."""
     rows, speed = curves.summarise(strong, "gpt"), speeds()
     figures = json.loads((HERE / "bench.json").read_text())["models"]
     base = next(row["tokens_per_s"] for row in figures if row["model"] == row["against"] == "gpt")
-    gaps = {name: difference(final(strong), name, "gpt")[0] for name in rows if name in speed}      # as in the tables
-    return {name: {**rows[name], "tok_s": base * speed[name], "difference": gap} for name, gap in gaps.items()}
+    shown = [name for name in rows if name in speed and name not in STRONG_ONLY]
+    return {name: {**rows[name], "tok_s": base * speed[name], "difference": difference(final(strong), name, "gpt")[0]}
+            for name in shown}
 
 
 def heads_table():
