@@ -1,13 +1,13 @@
-"""The registry: every .py file in this folder is a model under its file name. Drop in a file and it exists.
+"""The registry: every .py file in models/ and models/more/ is a model under its file name. Drop one in and it exists.
 
 A model file defines `Config`, a dataclass with vocab_size and max_len, and `Model(config)` with config, blocks and
 forward, as gpt.py shows. It may also have
     Cache, Model.generate       to write text: sample.py needs the first, train.py --sample_every both
     Model.muon_modules          the modules that Muon trains, if they are not the blocks
     Model.micro_tokens          how many tokens a forward pass takes by default, if 32,768 do not fit
-    neutral(model)              sets the own parameters so that the model equals its baseline, which a test checks
-    costs(config, T)            (parameters, forward FLOPs per token, numbers read per token) more than gpt.py's
-and lines in its docstring: `Changed from gpt.py: ...` (or another file), `Other default than gpt.py's: ...`.
+and lines in its docstring: `Changed from gpt.py: ...`, `Equal to gpt.py when: ...` (or another file), and `Other
+default than gpt.py's: ...`. What is
+known about a model besides the model (what it costs, when it equals its baseline) is in probes/NAME.py.
 """
 import math
 import re
@@ -18,10 +18,18 @@ from importlib import import_module
 from pathlib import Path
 
 
+HERE = Path(__file__).parent
+
+
 def names():
-    """Names of all models, gpt first."""
-    found = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_"))
-    return sorted(found, key=lambda name: name != "gpt")
+    """Names of all models: gpt, the others in models/, those in models/more/."""
+    found = [p for p in (*HERE.glob("*.py"), *HERE.glob("more/*.py")) if not p.stem.startswith("_")]
+    return [p.stem for p in sorted(found, key=lambda p: (p.stem != "gpt", p.parent != HERE, p.stem))]
+
+
+def path(name):
+    """The file of a model, from the repository's folder."""
+    return f"models/{name}.py" if (HERE / f"{name}.py").exists() else f"models/more/{name}.py"
 
 
 def module(name):
@@ -29,9 +37,9 @@ def module(name):
     if name not in names():
         raise ValueError(f"no model {name!r}: choose from {', '.join(names())}")
     if "." in name:
-        raise ValueError(f"models/{name}.py: a model's name has no dot")
+        raise ValueError(f"{path(name)}: a model's name has no dot")
     try:
-        found = import_module(f"{__name__}.{name}")
+        found = import_module(path(name).removesuffix(".py").replace("/", ".").replace("models", __name__, 1))
         wrong = defect(found)
     except SyntaxError as e:
         wrong = e                                                           # has the line
@@ -39,7 +47,7 @@ def module(name):
         lines = [at.lineno for at in traceback.extract_tb(e.__traceback__) if Path(at.filename).stem == name]
         wrong = f"{type(e).__name__}: {e}{f' (line {lines[-1]})' if lines else ''}"
     if wrong:
-        raise ValueError(f"models/{name}.py: {wrong}")
+        raise ValueError(f"{path(name)}: {wrong}")
     return found
 
 
@@ -72,9 +80,11 @@ def kinds(hint):
 
 
 def baseline(name):
-    """The model that `name` is built on: BASELINE of its docstring's line `Changed from BASELINE.py:`, or else gpt."""
-    found = re.search(r"^Changed from (\w+)\.py:", module(name).__doc__ or "", re.M)
-    return found[1] if found else "gpt"
+    """The model that `name` is compared with: BASELINE of its docstring's line `Equal to BASELINE.py ..`, or else the
+    file that its line `Changed from ..` names, or else gpt."""
+    doc = module(name).__doc__ or ""
+    found = [re.search(rf"^{words} (?:more/)?(\w+)\.py", doc, re.M) for words in ("Equal to", "Changed from")]
+    return next((match[1] for match in found if match), "gpt")
 
 
 def build(name, **config):
@@ -89,11 +99,14 @@ def build(name, **config):
             raise ValueError(f"{key} {value:,} is too large")
         if type(value) is float and not math.isfinite(value):
             raise ValueError(f"{key} must be finite, not {value}")
-        if type(value) is float and value < 0 and hasattr(module("gpt").Config, key):
+        common = hasattr(module("gpt").Config, key)
+        if type(value) is float and common and value < 0:
             raise ValueError(f"{key} must not be negative, not {value}")
+        if type(value) is int and common and value < 1:
+            raise ValueError(f"{key} must be positive, not {value}")
     model = mod.Model(mod.Config(**config))
     if not hasattr(model, "config"):
-        raise ValueError(f"models/{name}.py: Model needs self.config = config")
+        raise ValueError(f"{path(name)}: Model needs self.config = config")
     return model
 
 
@@ -101,7 +114,7 @@ def cache_class(name):
     """The Cache of a model file. ValueError if it has none: then it can be trained and scored, but writes no text."""
     found = getattr(module(name), "Cache", None)
     if found is None:
-        raise ValueError(f"models/{name}.py has no class Cache to write text with: see Cache and generate in gpt.py")
+        raise ValueError(f"{path(name)} has no class Cache to write text with: see Cache and generate in gpt.py")
     return found
 
 

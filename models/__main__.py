@@ -4,6 +4,7 @@ from dataclasses import fields
 import torch
 
 import models
+import probes
 from nanodepth.devices import flops_per_token
 from nanodepth.options import parse_spec, run_script, same_shape, user_errors
 
@@ -34,7 +35,7 @@ def neutral_line(name, base, options):
     except ValueError as e:
         return f"neutral setting: not tried, since with 16 channels a head {e}"
     try:
-        models.module(name).neutral(model)
+        probes.of(name, "neutral")(model)
     except ValueError as e:
         return f"no neutral setting: {e}"
     model.load_state_dict(other.state_dict(), strict=False)
@@ -53,10 +54,11 @@ def main(words):
     except ValueError as e:
         print(f"{n:,} parameters; {flops:,.0f} forward FLOPs per token in a context of {T:,}; no such {base}.py: {e}")
         return 0
-    mixing = f", {module.costs(config, T)[1] / flops0:+.3%} by costs()" if hasattr(module, "costs") else ""
+    costs = probes.of(name, "costs")
+    mixing = f", {costs(config, T)[1] / flops0:+.3%} by costs()" if costs else ""
     print(f"{n:,} parameters ({n - n0:+,} = {n / n0 - 1:+.3%} against {base}.py); {flops:,.0f} forward FLOPs per token "
           f"in a context of {T:,} ({flops / flops0 - 1:+.3%} in matrix products{mixing})")
-    if hasattr(module, "neutral"):
+    if probes.of(name, "neutral"):
         print(neutral_line(name, base, options))
     return 0
 

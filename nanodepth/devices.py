@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -128,7 +129,8 @@ def flops_per_token(model, T):
     def count(device):
         with torch.device(device), torch.random.fork_rng(devices=[]):
             copy, idx = type(model)(model.config).eval(), torch.zeros(1, T, dtype=torch.long)
-        with FlopCounterMode(display=False) as counter:
+        # autocast does not know the device "meta"
+        with FlopCounterMode(display=False) as counter, patch("torch.is_autocast_enabled", lambda *_: False):
             copy(idx)
         return counter.get_total_flops() / T
 

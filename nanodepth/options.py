@@ -58,7 +58,7 @@ def user_errors(prefix=""):
         raise
     except ValueError as e:
         frames = traceback.extract_tb(e.__traceback__)
-        at = ([frame for frame in frames if Path(frame.filename).parent.name == "models"] or frames)[-1]
+        at = ([frame for frame in frames if Path(frame.filename).parent.name in ("models", "more")] or frames)[-1]
         if not at.line.startswith("raise"):
             raise
         raise UserError(f"{prefix}{one_line(e)}") from None

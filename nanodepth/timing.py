@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import models
 import muon
+import probes
 from nanodepth.devices import autocast, cast_weights, flops_per_token
 from nanodepth.options import UserError, parse_spec, pick, same_shape, user_errors
 
@@ -45,10 +46,8 @@ class Row:
 
     def costs(self):
         """What the model adds to gpt by its costs(): (parameters, FLOPs per token, numbers read per token), or None."""
-        module = models.module(self.name)
-        if not hasattr(module, "costs") or models.baseline(self.name) != "gpt":
-            return None
-        return module.costs(self.model.config, self.args.seq_len)
+        costs = probes.of(self.name, "costs")
+        return costs(self.model.config, self.args.seq_len) if costs and models.baseline(self.name) == "gpt" else None
 
     def place(self, device, batch):
         """Random weights on the device; batch: idx and targets (B, T)."""

@@ -1,8 +1,12 @@
-"""What to watch in a trained model: one file per model, under the model's name, found by it. None is needed.
+"""What is known about a model besides the model: one file per model, under its name, found by it. None is needed.
 
 A file may define any of these; what it lacks, nanodepth/record.py has for a plain residual stream. `record` is a
 record.Record of one forward pass, L the number of blocks, and "per token" means B, T in front of the shape.
 
+costs(config, T)                (parameters, forward FLOPs per token, numbers read per token) more than its baseline's
+                                (models.baseline), in a context of T tokens; bench.py prints the floor that they make
+neutral(model)                  sets the own parameters so that the model is its baseline, which a test checks.
+                                ValueError for options with which it never is
 stats(model, idx)               for the training log: {quantity: [a number per layer]}
 watched(model)                  {kind: [modules]} whose inputs and outputs the record keeps, in record.calls[kind]
 streams(model, record)          {"q", "k", "v", "r": L inputs (B, T, C)} of the attention, where they are not one "x"
@@ -25,3 +29,8 @@ from pathlib import Path
 def find(name):
     """The module of the probes of model `name`, or None if there is no such file."""
     return import_module(f"{__name__}.{name}") if Path(__file__).with_name(f"{name}.py").exists() else None
+
+
+def of(name, what):
+    """The function `what` of the probes of model `name`, or None."""
+    return getattr(find(name), what, None)

@@ -14,7 +14,7 @@ import settings
 from small import combined_text
 
 MODELS = Path(__file__).parent.parent / "models"
-FILES = sorted(p for p in MODELS.glob("*.py") if not p.stem.startswith("_"))
+FILES = sorted(p for p in (*MODELS.glob("*.py"), *MODELS.glob("more/*.py")) if not p.stem.startswith("_"))
 OTHERS = [p for p in FILES if p.stem != "gpt"]
 OURS = [p for p in FILES if settings.belongs(p.stem)]
 
@@ -40,16 +40,17 @@ def pieces(path):
 def announced(path):
     """(file it is built on, names of the pieces that it changes); names are None without a `Changed from` line."""
     docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
-    found = re.search(r"^Changed from (\w+\.py):(.*?)(?:^(?=\S)|\Z)", docstring, re.M | re.S)
+    found = re.search(r"^Changed from (?:more/)?(\w+\.py):(.*?)(?:^(?=\S)|\Z)", docstring, re.M | re.S)
     if not found:
         return MODELS / "gpt.py", None
-    return MODELS / found[1], {name.strip() for name in found[2].split(",")} - {""}
+    parent = next((p for p in FILES if p.name == found[1]), MODELS / found[1])
+    return parent, {name.strip() for name in found[2].split(",")} - {""}
 
 
 def check_announced(path):
     origin, told = announced(path)
     base, mine = pieces(origin), pieces(path)
-    changed = {name for name in base if mine.get(name) != base[name]} - {"costs", "neutral"}       # of a file by nature
+    changed = {name for name in base if mine.get(name) != base[name]}
     line = f"Changed from {origin.name}: {', '.join(name for name in base if name in changed)}"
     if told is None and changed and not settings.belongs(path.stem):
         pytest.skip(f"models/{path.name} does not say what it changes; for its docstring: {line}")
@@ -76,7 +77,7 @@ def test_pieces_that_only_the_others_share_are_equal():
     base, seen = pieces(MODELS / "gpt.py"), {}
     for path in OURS:
         for name, text in pieces(path).items():
-            if name not in base and name not in ("costs", "neutral"):
+            if name not in base:
                 first = seen.setdefault(name, (path.name, text))
                 assert text == first[1], f"{name} differs between {first[0]} and {path.name}"
 
