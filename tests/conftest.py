@@ -25,7 +25,7 @@ torch.set_num_threads(int(os.environ.get("TEST_THREADS", 1)))   # the tests are 
 # every default setting in test_models.py, and the first case of test_equations in each file.
 QUICK = {
     "test_copies": [""], "test_names": [""], "test_muon": [""],
-    "test_compile": ["test_one_graph_forward_and_backward[gpt-default]", "test_one_graph_to_decode[gpt]"],
+    "test_compile": ["test_one_graph[gpt]", "test_one_graph_to_decode[gpt]"],
     "test_gpt": ["test_initial_values"],
     "test_train": ["test_log_and_run_folder", "test_lr_schedules", "test_every_model_learns_and_resumes[gpt]",
                    "test_what_must_not_change_the_losses", "test_a_few_steps_are_all_warm_up"],
@@ -35,10 +35,10 @@ QUICK = {
 # What only --full runs. Of a test over all models the default run keeps every fifth model, and a user's own.
 SLOW = {
     "test_bench": ["test_compiled"],
+    "test_compile": ["test_forward_and_backward", "test_one_graph_to_decode"],
     "test_endurance": ["test_ranks", "test_fuzz", "test_full_disk", "test_a_lost_rank"],
-    "test_train": ["test_self_report"],
-    "test_eval": ["test_generate_until"],
-    "test_kern": ["test_compiled_in_bf16_and_fp32"],
+    "test_train": ["test_self_report", "test_a_model_file_runs_alone", "test_every_model_learns_and_resumes"],
+    "test_eval": ["test_generate_until", "test_no_network"],
 }
 
 

@@ -1,8 +1,8 @@
 """torch.compile: one graph in forward and backward, one for the decoding step, and the numbers of eager execution.
 
-With backend aot_eager, which traces forward and backward as inductor does and runs the graphs without generating code:
-every default setting; with `--full` all. With inductor: the decoding step of one model; with
-`--full` every model.
+Every model becomes one graph. A fifth of them also through aot_eager, which traces forward and backward as inductor
+does and runs the graphs without generating code; test_train.py compiles a run with inductor. With `--full` all settings
+by aot_eager, and every model with inductor.
 """
 import pytest
 import torch
@@ -13,7 +13,6 @@ from test_models import CASES, build, every_model, need, seeded, tokens
 import models
 
 AOT = [pytest.param(*case, marks=[pytest.mark.full] * bool(case[1])) for case in CASES]
-DECODED = models.names()
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +48,13 @@ def compare(name, options, backend):
     assert not any("_orig_mod" in key for key in model.state_dict())
 
 
+@every_model
+def test_one_graph(name):
+    compare(name, {}, "eager")
+
+
 @pytest.mark.parametrize("name, options", AOT, ids=show)
-def test_one_graph_forward_and_backward(name, options):
+def test_forward_and_backward(name, options):
     compare(name, options, "aot_eager")
 
 
@@ -81,7 +85,8 @@ def test_inductor(name):
         compare(name, {}, "inductor")
 
 
-@pytest.mark.parametrize("name", [DECODED[0], *(pytest.param(name, marks=pytest.mark.full) for name in DECODED[1:])])
+@pytest.mark.full
+@every_model
 def test_inductor_decodes(name):
     need(name, models.module(name).Model, "generate")
     model, idx = shallow(name, {}), tokens(2, 8)

@@ -2,7 +2,7 @@
 
 In a copy of the repository. The file has Config and Model and nothing else: no settings, probes, neutral or costs.
 """
-import ast
+import importlib
 import os
 import re
 import shutil
@@ -15,6 +15,9 @@ import settings
 
 import data_prep
 import models
+import train
+from forked import within
+from nanodepth import runs
 
 ROOT = Path(__file__).parent.parent
 HOUSE = [name for name in models.names() if settings.belongs(name)]
@@ -23,7 +26,7 @@ TINY = dict(n_layer=2, d_model=32, n_head=2, d_ff=64, max_len=64, seq_len=16, ba
 
 
 def text(name):
-    return (ROOT / "models" / f"{name}.py").read_text()
+    return (ROOT / models.path(name)).read_text()
 
 
 def replaced(source, *pairs):
@@ -47,9 +50,8 @@ def with_a_parameter():
 def with_a_module():
     """gpt.py with a bottleneck after every MLP, and the line in the docstring that the README asks for."""
     return replaced(text("gpt"),
-                    ('Documents in one window',
-                     'Changed from gpt.py: Block.__init__, Block.forward, Model.init_weights\n\n'
-                     'Documents in one window'),
+                    ('attend to each other.\n', 'attend to each other.\n\n'
+                     'Changed from gpt.py: Block.__init__, Block.forward, Model.init_weights\n'),
                     ("class Block(nn.Module):",
                      "class Bottleneck(nn.Module):\n    def __init__(self, d_model):\n        super().__init__()\n"
                      "        self.down = nn.Linear(d_model, 8, bias=False)\n"
@@ -63,14 +65,9 @@ def with_a_module():
 
 
 def changed(name):
-    """A changed mechanism, without the old one's costs() and neutral()."""
+    """A changed mechanism."""
     assert settings.of(name, "CHANGED"), f"tests/settings/{name}.py lacks CHANGED"
-    source = replaced(text(name), settings.of(name, "CHANGED"))
-    lines = source.splitlines(keepends=True)
-    for node in reversed(ast.parse(source).body):
-        if isinstance(node, ast.FunctionDef) and node.name in ("costs", "neutral"):
-            del lines[min(node.lineno, *(d.lineno for d in node.decorator_list), node.end_lineno) - 1:node.end_lineno]
-    return "".join(lines)
+    return replaced(text(name), settings.of(name, "CHANGED"))
 
 
 def run(folder, *words):
@@ -106,41 +103,68 @@ def try_out(copy, files):
     return printed
 
 
-def test_a_parameter_a_module_and_a_changed_mechanism(copy):
-    """Three at once; the test prints the line that the first one's docstring lacks."""
+def test_a_parameter_and_a_changed_mechanism(copy):
+    """Two at once; the test prints the line that the first one's docstring lacks."""
     last = HOUSE[-1]
     one = replaced(with_a_parameter(), ("import math\n", "from __future__ import annotations\nimport math\n"))
-    printed = try_out(copy, {"mine": one, "mine_module": with_a_module(), f"mine_changed_{last}": changed(last)})
+    printed = try_out(copy, {"mine": one, f"mine_changed_{last}": changed(last)})
     line = "for its docstring: Changed from gpt.py: Model.__init__, Model.init_weights, Model.forward"
     assert line in " ".join(printed.split())
 
 
-def test_a_mistake_of_the_file_is_a_line(copy):
-    """In train.py, and for pytest, whatever is asked for; but a bug of the file keeps its traceback."""
-    def said(source, *words):
-        (copy / "models" / "mine.py").write_text(source)
-        done = subprocess.run([sys.executable, *words], cwd=copy, capture_output=True, text=True)
-        return done.returncode, done.stdout + done.stderr
+def test_pytest_says_which_file_is_broken(copy):
+    (copy / "models" / "mine.py").write_text(replaced(text("gpt"), ("class Config:", "class Config")))
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-k", "gpt"], cwd=copy, capture_output=True, text=True)
+    assert done.returncode == 4 and "models/mine.py: expected ':'" in done.stderr and len(done.stderr) < 200
 
-    train, gpt = ("train.py", "--model", "mine", "--data", "tiny", "--device", "cpu"), text("gpt")
-    broken = replaced(gpt, ("class Config:", "class Config"))
-    error = f"models/mine.py: expected ':' (mine.py, line {gpt[:gpt.index('class Config:')].count(chr(10)) + 1})"
-    assert said(broken, *train) == (2, f"train.py: error: {error}\n")
-    code, printed = said(broken, "-m", "pytest", "-q", "-k", "gpt")
-    assert code == 4 and error in printed and len(printed) < 200
-    missing = replaced(gpt, ("import math\n", "import math\nimport nopackage\n"))
-    line = gpt[:gpt.index("import math")].count(chr(10)) + 2
-    assert said(missing, *train) == (
+
+@pytest.fixture
+def own(tmp_path, monkeypatch, data, capsys):
+    """own(source, *words): (exit code, stderr) of train.py with this text as models/mine.py, in this process."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / "gpt.py").write_text(text("gpt"))
+    monkeypatch.setattr(models, "HERE", folder)
+    monkeypatch.setattr(models, "__path__", [str(folder)])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)                   # a file of the same second and size
+
+    def train_it(source, *words):
+        (folder / "mine.py").write_text(source)
+        importlib.invalidate_caches()
+        for name in ("models.mine", "models.gpt"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        options = [word for key, value in (TINY | dict(model="mine", data=data)).items()
+                   for word in (f"--{key}", str(value))]
+        return within("train.py", train.main, *options, *words), capsys.readouterr().err
+    return train_it
+
+
+def test_a_mistake_of_the_file_is_a_line(own):
+    """But a bug of the file keeps its traceback."""
+    gpt = text("gpt")
+    line = gpt[:gpt.index("class Config:")].count("\n") + 1
+    assert own(replaced(gpt, ("class Config:", "class Config"))) == (
+        2, f"train.py: error: models/mine.py: expected ':' (mine.py, line {line})\n")
+    line = gpt[:gpt.index("import math")].count("\n") + 2
+    assert own(replaced(gpt, ("import math\n", "import math\nimport nopackage\n"))) == (
         2, f"train.py: error: models/mine.py: ModuleNotFoundError: No module named 'nopackage' (line {line})\n")
-    nameless = replaced(gpt, ("self.blocks", "self.layers"))
-    code, printed = said(nameless, *train)
-    assert code == 2 and printed.startswith("train.py: error: models/mine.py: Model has no module blocks: name what")
-    taken = replaced(gpt, ("    zero_init: bool", "    seed: int = 0\n    zero_init: bool"))
-    assert said(taken, *train) == (
+    code, said = own(replaced(gpt, ("self.blocks", "self.layers")))
+    assert code == 2 and said.startswith("train.py: error: models/mine.py: Model has no module blocks: name what")
+    assert own(replaced(gpt, ("    zero_init: bool", "    seed: int = 0\n    zero_init: bool"))) == (
         2, "train.py: error: models/mine.py: Config.seed is an option of train.py too: take another name\n")
-    bug = replaced(gpt, ("        self.init_weights()\n", "        a, b = 1, 2, 3\n        self.init_weights()\n"))
-    code, printed = said(bug, *train)
-    assert code == 1 and printed.endswith("ValueError: too many values to unpack (expected 2)\n")
+    code, said = own(replaced(gpt, ("    def generate(", "    def write(")), "--sample_every", "5")
+    assert code == 2 and said.count("\n") == 1 and "no Model.generate" in said
+    with pytest.raises(ValueError, match="too many values to unpack"):
+        own(replaced(gpt, ("        self.init_weights()\n", "        a, b = 1, 2, 3\n        self.init_weights()\n")))
+
+
+def test_options_may_be_negative_and_none(own, tmp_path):
+    """The run can be read again."""
+    source = replaced(text("gpt"), ("    zero_init: bool", (
+        "    bias: float = -2.0\n    tau: float | None = None\n    zero_init: bool")))
+    assert own(source, "--out", str(tmp_path / "a"), "--bias", "-1.5", "--tau", "0.5") == (0, "")
+    assert vars(runs.load(tmp_path / "a")[0].config) | dict(bias=-1.5, tau=0.5) == vars(
+        runs.load(tmp_path / "a")[0].config)
 
 
 @pytest.mark.full
@@ -205,13 +229,6 @@ class Model(nn.Module):
 """
 
 
-def test_samples_in_training_need_generate(copy):
-    (copy / "models" / "mine.py").write_text(replaced(text("gpt"), ("    def generate(", "    def write(")))
-    done = subprocess.run([sys.executable, "train.py", "--model", "mine", "--sample_every", "5"], cwd=copy,
-                          capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "no Model.generate" in done.stderr, done.stderr
-
-
 @pytest.mark.full
 def test_a_file_from_scratch(copy):
     """Other names, learned positions, weights that blocks share, no cache: all but writing text, where a line says so.
@@ -232,17 +249,6 @@ def test_a_file_from_scratch(copy):
         assert "models/mine.py has no class Cache" in done.stderr
 
 
-def test_options_may_be_negative_and_none(copy):
-    """The run can be read again. What stands in name:option=value is read as behind a flag."""
-    (copy / "models" / "mine.py").write_text(replaced(text("gpt"), ("    zero_init: bool", (
-        "    bias: float = -2.0\n    tau: float | None = None\n    zero_init: bool"))))
-    words = [word for key, value in TINY.items() for word in (f"--{key}", str(value))]
-    run(copy, "train.py", "--model", "mine", "--out", "runs/a", "--bias", "-1.5", "--tau", "0.5", *words)
-    run(copy, "sample.py", "runs/a", "--max_new_tokens", "3")
-    printed = run(copy, "-m", "models", "mine", "tau=0.5", "bias=-1", "n_layer=2")
-    assert "parameters (+0" in printed
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("form", [text, changed], ids=["unchanged", "changed"])
 def test_copies_of_every_model(copy, form):
@@ -252,8 +258,9 @@ def test_copies_of_every_model(copy, form):
 def test_errors_say_what_to_write(copy):
     """A change that the docstring does not announce, wrong claims of costs() and neutral(), and usual mistakes."""
     wrong = {"costs": "costs(c, T):\n    return 7, 0, 0", "neutral": "neutral(model):\n    model.shift.data.fill_(1.0)"}
-    files = {f"mine_{name}": replaced(with_a_parameter(), ("\n\nif __name__", f"\n\ndef {claim}\n\n\nif __name__"))
-             for name, claim in wrong.items()}
+    files = {f"mine_{name}": with_a_parameter() for name in wrong}
+    for name, claim in wrong.items():
+        (copy / "probes" / f"mine_{name}.py").write_text(f"def {claim}\n")
     files["mine_module"] = replaced(with_a_module(), ("Block.__init__, Block.forward, ", ""))
     wide = ("        self.init_weights()\n", "        self.wide = torch.ones(c.d_model)\n        self.init_weights()\n")
     mistakes = {
@@ -282,5 +289,5 @@ def test_errors_say_what_to_write(copy):
     for name, (*_, said) in mistakes.items():
         assert re.search(rf"models/mine_{name}.py: {said}", done.stdout), done.stdout
     for name in wrong:
-        line = next(line for line in done.stdout.splitlines() if f"{name}() of models/mine_{name}.py" in line)
+        line = next(line for line in done.stdout.splitlines() if f"{name}() of probes/mine_{name}.py" in line)
         assert "correct or remove it" in line

@@ -12,11 +12,12 @@ import torch
 
 import models
 import nanodepth
+import probes
 from nanodepth.options import UserError
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = {path.stem for path in ROOT.glob("*.py")} - {"muon"}
-FIRST = next(name for name in models.names() if hasattr(models.module(name), "neutral"))
+FIRST = next(name for name in models.names() if probes.of(name, "neutral"))
 OURS = {"models", "nanodepth", "probes", "muon"} | SCRIPTS
 
 
