@@ -161,7 +161,7 @@ def export(command, source, out):
         raise UserError(f"{out} exists: choose another --out")
     source = Path(run_folder(source))
     package, family, (model, run) = safetensors(), command.removeprefix("export-"), runs.load(source)
-    c, state = model.config, model.state_dict()
+    c, n, state = model.config, run.get("n_vocab", model.config.vocab_size), model.state_dict()
     if run["model"] != "gpt":
         raise UserError(f"{source} is a run of {run['model']}: only runs of gpt can be exported")
     need(vars(c), gate="none")
@@ -169,7 +169,7 @@ def export(command, source, out):
         raise UserError(f"qk_norm {c.qk_norm} is not {family}'s: use export-{'qwen3' if c.qk_norm else 'llama'}")
     eot = 50256 if run["tokenizer"] == "gpt2" else run_tokenizer(source, run).eot_token
     config = dict(
-        architectures=[EXPORTS[command]], model_type=family, vocab_size=c.vocab_size, hidden_size=c.d_model,
+        architectures=[EXPORTS[command]], model_type=family, vocab_size=n, hidden_size=c.d_model,
         intermediate_size=c.d_ff, num_hidden_layers=c.n_layer, num_attention_heads=c.n_head,
         num_key_value_heads=c.n_kv_head, head_dim=c.d_head, hidden_act="silu", max_position_embeddings=c.max_len,
         rms_norm_eps=c.norm_eps, rope_theta=c.rope_theta, tie_word_embeddings=c.tie_embeddings, torch_dtype="float32",
@@ -180,8 +180,9 @@ def export(command, source, out):
     with runs.folder_atomically(out) as folder:
         runs.write_text(folder / "config.json", json.dumps(config, indent=1))
         try:
-            package.torch.save_file({names[ours]: tensor for ours, tensor in state.items()},
-                                    folder / "model.safetensors", metadata={"format": "pt"})
+            padded = {names[ours]: tensor[:n].contiguous() if ours in ("embed.weight", "head.weight") else tensor
+                      for ours, tensor in state.items()}                            # without the padding of train.py
+            package.torch.save_file(padded, folder / "model.safetensors", metadata={"format": "pt"})
         except package.SafetensorError as e:                                        # a full disk, for instance
             raise UserError(f"{out} cannot be written: {one_line(e)}") from None
         (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)     # else nobody else's to read
@@ -190,7 +191,7 @@ def export(command, source, out):
             kind = {"tokenizer_class": "PreTrainedTokenizerFast"}                   # else Llama's or Qwen's rules apply
             runs.write_text(folder / "tokenizer_config.json", json.dumps(kind))
     left = "" if copied else f"; without its tokenizer ({run['tokenizer']})"
-    return f"{out}: {EXPORTS[command]}, {sum(p.numel() for p in model.parameters()):,} parameters{left}"
+    return f"{out}: {EXPORTS[command]}, {sum(t.numel() for t in padded.values()):,} parameters{left}"
 
 
 def main(argv):

@@ -75,13 +75,15 @@ def choose(scores, args, generator):
 
 
 @torch.no_grad()
-def tokens_of(model, cache, idx, args, generator, eot):
-    """Yields the tokens (B, 1) that continue idx (B, T), until every row has come to the end of its text."""
+def tokens_of(model, cache, idx, args, generator, eot, n_vocab):
+    """Yields the tokens (B, 1) that continue idx (B, T), until every row has come to the end of its text. Those from
+    n_vocab on are padding and never taken.
+    """
     step = torch.compile(model.forward, fullgraph=True) if args.compile else model.forward
     ended = torch.zeros_like(idx[:, :1], dtype=torch.bool)
     for i in range(args.max_new_tokens):
         logits, _ = (step if i else model.forward)(idx, cache=cache)
-        idx = choose(logits[:, -1].float(), args, generator)
+        idx = choose(logits[:, -1, :n_vocab].float(), args, generator)
         yield idx
         ended |= idx == eot
         if ended.all():
@@ -111,7 +113,8 @@ def main(argv):
         samples, shown = [[] for _ in range(args.n)], 0
         with autocast(device, dtype):
             cache = Cache(model, args.n, len(prompt) + args.max_new_tokens)
-            for new in tokens_of(model, cache, idx, args, generator, tokenizer.eot_token):
+            eot, n_vocab = tokenizer.eot_token, config.get("n_vocab")
+            for new in tokens_of(model, cache, idx, args, generator, eot, n_vocab):
                 for tokens, (token,) in zip(samples, new.tolist()):
                     tokens.append(token)
                 text = text_of(prompt[1:], samples[0], tokenizer)

@@ -26,11 +26,13 @@ def parse(argv, Options, description, constant_until):
     if asked.resume:
         checkpoint = runs.read_checkpoint(run_folder(asked.resume))
         old = checkpoint["config"]
+        runs.check_options(asked.resume, old)
         if "converted" in old:
             raise UserError(f"{asked.resume} holds converted weights, which cannot be resumed: "
                             f"start a new run with --init_from {asked.resume}")
     elif asked.init_from:
         config = runs.read_checkpoint(run_folder(asked.init_from))["config"]
+        runs.check_options(asked.init_from, config)
         old = {"options": {"model": config["model"]}, "model_config": config["model_config"]}
     model = asked.model or old["options"].get("model", Options.model)
     preset = {} if asked.resume else presets.find(asked.preset or Options.preset)      # a run's options are complete

@@ -53,10 +53,12 @@ class Console:
         data, ranks, n_tokens = batches.data, batches.ranks, options.max_steps * options.batch_tokens
         n_params = sum(p.numel() for p in model.parameters())
         n_matrix = sum(p.numel() for p in split_params(model)[0])
+        size = model.config.vocab_size
+        padded = f", padded to {size:,}" if size != data.vocab_size else ""
         self.say(f"{options.model}, preset {options.preset}: {n_params:,} parameters, {n_matrix:,} in "
                  f"matrices of the blocks ({options.optimizer}; the rest adamw); {flops / 1e6:,.1f} MFLOPs/token")
         self.say(f"{data.path}: {data.n_train:,} training tokens, {data.n_val:,} for validation, "
-                 f"vocabulary {data.vocab_size:,}")
+                 f"vocabulary {data.vocab_size:,}{padded}")
         self.say(f"{options.batch_tokens:,} tokens/step = {batches.micro} seq x {options.seq_len:,} x "
                  f"{batches.n_micro} micro-steps x {ranks.world} ranks; {options.max_steps:,} steps = "
                  f"{amount(n_tokens)} tokens = {batches.n_epochs:.2g} epochs")
@@ -113,9 +115,10 @@ class Console:
         model.eval()
         start = torch.full((1, 1), tokenizer.eot_token, device=next(model.parameters()).device)
         generator = torch.Generator(start.device).manual_seed(0)
-        tokens = model.generate(start, min(100, model.config.max_len - 1), 0.8, 50, generator)[0, 1:].tolist()
+        length = min(100, model.config.max_len - 1)
+        tokens = model.generate(start, length, 0.8, 50, generator, n_vocab=tokenizer.n_vocab)[0, 1:].tolist()
         model.train()
-        self.say(f"--- {tokenizer.decode([t for t in tokens if t < tokenizer.n_vocab])}\n---")
+        self.say(f"--- {tokenizer.decode(tokens)}\n---")
 
     def interrupted(self, step, run):
         """The last words and the exit code after a signal."""

@@ -76,7 +76,7 @@ class HarnessLM(TemplateLM):
         super().__init__()
         self._device = find_device(device)
         self.model, config = runs.load(run, self._device)
-        self.encoding = run_tokenizer(run, config)
+        self.encoding, self.n_vocab = run_tokenizer(run, config), config.get("n_vocab")     # later ids are padding
         self.batch_tokens, self.seq_len = batch_tokens, seq_len or self.model.config.max_len
         if self.seq_len > self.model.config.max_len:
             raise UserError(f"--seq_len {seq_len} is longer than max_len {self.model.config.max_len} of {run}")
@@ -113,7 +113,7 @@ class HarnessLM(TemplateLM):
         norm = getattr(self.model, "final_norm", torch.nn.Identity())       # the head is half of a small model:
         with norm.register_forward_pre_hook(lambda module, inputs: (inputs[0][:, -1:],)):           # (B, 1, C) for it
             logits, _ = self.model(idx, cache=cache)
-        return logits[:, -1], cache
+        return logits[:, -1, :self.n_vocab], cache
 
     @torch.inference_mode()
     def _loglikelihood_tokens(self, requests, disable_tqdm=False, **kwargs):
@@ -139,7 +139,7 @@ class HarnessLM(TemplateLM):
                 if len(rows) > len(batch):
                     context_of = torch.tensor([at for at, _ in rows], device=self._device)
                     cache = take_rows(cache, context_of)
-                rest = self.model(tokens[:, :-1], cache=cache)[0] if width > 1 else None
+                rest = self.model(tokens[:, :-1], cache=cache)[0][..., :self.n_vocab] if width > 1 else None
                 for row, (at, i) in enumerate(rows):
                     n = len(requests[i][2])
                     logits = first[at, None] if n == 1 else torch.cat((first[at, None], rest[row, :n - 1]))     # (n, V)
@@ -188,7 +188,7 @@ class HarnessLM(TemplateLM):
                             finished[row] = (t == self.eot_token_id or len(made[row]) >= wanted[row]
                                              or all(any(stop in text for stop in stops[i]) for i in groups[context]))
                     if not all(finished):
-                        logits = self.model(token[:, None], cache=cache)[0][:, -1]
+                        logits = self.model(token[:, None], cache=cache)[0][:, -1, :self.n_vocab]
                 for row, context in enumerate(batch):
                     for i in groups[context]:
                         text = self.text(made[row][:limits[i]])

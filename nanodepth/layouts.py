@@ -13,6 +13,14 @@ import torch
 from nanodepth.options import UserError
 
 
+MOVED = (  # model, pattern of the option that its file had, the file that has it today
+    ("exoformer", "anchor=first_layer", "nuresformer"), ("exoformer", "mixing=dynamic", "exoformer_dynamic"),
+    ("attnres", "additive=True", "attnres_delta"), ("attnres", "block_size=(?!1$).*", "attnres_block"),
+    ("hyperconnections", "connection=manifold", "mhc"), ("hyperconnections", "connection=lite", "mhc_lite"),
+    ("hyperconnections", "connection=static", "hyperconnections with --no-dynamic"),
+    ("muddformer", "(dynamic|multiway|ffn_realloc)=False|(window|last_k|period|dilation)=.*", "muddformer_ablations"))
+
+
 def setting(config, name, kind, *default):
     """config[name], of this type; where it is None or missing the default, if there is one. Else a UserError."""
     value = config.get(name)

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import secrets
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ import sys
 import zipfile
 import zlib
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib import import_module
 from pathlib import Path
 
@@ -119,6 +120,7 @@ def load(run_dir, device="cpu"):
     """(model in eval mode, config of the run) from a run folder. UserError without a good checkpoint."""
     checkpoint = read_checkpoint(run_dir)
     config = checkpoint["config"]
+    check_options(run_dir, config)
     try:
         with user_errors():
             model = models.build(config["model"], **config["model_config"])
@@ -126,10 +128,25 @@ def load(run_dir, device="cpu"):
     except (KeyError, TypeError, AttributeError, RuntimeError) as e:
         if out_of_memory(e):
             raise
-        raise UserError(f"{run_dir}: the checkpoint does not fit the model's file: {one_line(e)}") from None
+        raise UserError(f"{run_dir}: the checkpoint does not fit {models.path(config['model'])} as it is today (the "
+                        f"file it was trained with is in {run_dir}/source): {one_line(e)}") from None
     for old in changed(run_dir, [models.module(config["model"]).__file__]):
         print(f"{old} is what it was trained with: the file is another now", file=sys.stderr)
     return model.to(device).eval(), config
+
+
+def check_options(run_dir, config):
+    """UserError if an option that the run's model had is gone; it says which file has it today."""
+    name = config["model"]
+    with user_errors(f"{run_dir}: "):
+        today = {f.name for f in fields(models.module(name).Config)}
+    if gone := {key: value for key, value in config["model_config"].items() if key not in today}:
+        from nanodepth.layouts import MOVED
+        words = [f"{key}={value}" for key, value in gone.items()]
+        where = [f"{word} is {new} today" for old, pattern, new in MOVED for word in words
+                 if old == name and re.fullmatch(pattern, word)]
+        raise UserError(f"{run_dir} was trained with an older {models.path(name)}, which had {', '.join(words)}: "
+                        f"{'; '.join(where + [f'that file is in {run_dir}/source'])}")
 
 
 def changed(run_dir, sources):
@@ -238,7 +255,7 @@ class Run:
         run = cls(path, options, ranks)
         run.config = {
             "model": options.model, "model_config": asdict(model.config),
-            "options": {**asdict(options), "out": str(path)}, "tokenizer": data.tokenizer,
+            "options": {**asdict(options), "out": str(path)}, "tokenizer": data.tokenizer, "n_vocab": data.vocab_size,
             "data": {"path": str(data.path), "fingerprint": data.fingerprint, "meta": data.meta},
             "command": [sys.executable, *sys.argv], "git": git_state(),
             "gpu": torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else None,
