@@ -46,7 +46,7 @@ def parse(argv):
 def read_prompt(args, tokenizer, max_len):
     """The tokens of the prompt, of which a long one keeps its end. UserError if there is no room or no such file."""
     try:
-        text = args.prompt if args.file is None else args.file.read_text()
+        text = args.prompt if args.file is None else args.file.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as e:
         raise UserError(f"{args.file}: {getattr(e, 'strerror', None) or 'not UTF-8 text'}") from None
     tokens, room = tokenizer.encode_ordinary(text), max_len - args.max_new_tokens - 1

@@ -62,9 +62,10 @@ def tie(tied, embed, head, tensors):
 
 def rope_theta(config, base="rope_theta", share=1.0):
     """The base of the rotary positions. UserError if they are scaled, or turn more or less of a head than `share`."""
-    rope = setting(config, "rope_scaling", dict, {}) | setting(config, "rope_parameters", dict, {})
-    need({"rope_type": rope.get("type", "default"), **rope}, rope_type="default", partial_rotary_factor=share)
-    return setting({"rope_theta": config.get(base), **rope}, "rope_theta", float, 10000.0)
+    found = [setting(config, name, dict, {}) for name in ("rope_scaling", "rope_parameters")]
+    for rope in found:
+        need({"rope_type": rope.get("type", "default"), **rope}, rope_type="default", partial_rotary_factor=share)
+    return setting({"rope_theta": config.get(base), **(found[0] or found[1])}, "rope_theta", float, 10000.0)
 
 
 # ---------------------------------------------------------------------------------------------------------- the layouts

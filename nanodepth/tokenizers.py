@@ -85,6 +85,8 @@ class JsonTokenizer:
             self.inner = tokenizers.Tokenizer.from_file(str(path))
         except Exception as e:                                          # it raises bare Exceptions
             raise UserError(f"{path}: not a tokenizer.json: {e}") from None
+        self.inner.no_truncation()                                      # settings of training, not of the text
+        self.inner.no_padding()
         self.n_vocab = self.inner.get_vocab_size()
         found = [self.inner.token_to_id(name) for name in (EOT, "<|end_of_text|>", "</s>")]
         if all(i is None for i in found):

@@ -303,3 +303,21 @@ def test_state_of_a_run_does_not_depend_on_the_groups(kind):
     del saved[0]
     with pytest.raises(ValueError, match="has no optimizer state"):
         muon.set_state(again[-1], net, saved, 1)
+
+
+def test_a_closure_makes_the_gradients():
+    """As torch's optimizers take one: the loss comes back, and the step is that of its gradients."""
+    torch.manual_seed(0)
+    W, x = torch.nn.Parameter(torch.randn(4, 6)), torch.randn(6)
+    V = torch.nn.Parameter(W.detach().clone())
+    one, two = muon.Muon([W], lr=0.1), muon.Muon([V], lr=0.1)
+
+    def closure():
+        one.zero_grad()
+        loss = (W @ x).square().sum()
+        loss.backward()
+        return loss
+
+    loss = one.step(closure)
+    (V @ x).square().sum().backward()
+    assert two.step() is None and torch.equal(W, V) and loss.item() > 0

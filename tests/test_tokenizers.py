@@ -81,3 +81,15 @@ def test_train_bpe(tmp_path):
     with pytest.raises(UserError, match="so little text"):
         tokenizers.train_bpe(iter(["abc"]), 5000, tmp_path / "u")
     assert not (tmp_path / "u").exists()
+
+
+def test_truncation_and_padding_of_a_tokenizer_json_are_not_obeyed(tmp_path):
+    """They belong to somebody's training; a text has all of its tokens and no others."""
+    inner = pytest.importorskip("tokenizers")
+    made = inner.Tokenizer(inner.models.WordLevel({"a": 0, "b": 1, "</s>": 2}, unk_token="</s>"))
+    made.pre_tokenizer = inner.pre_tokenizers.Whitespace()
+    made.enable_truncation(4)
+    made.enable_padding(length=6)
+    made.save(str(tmp_path / "tokenizer.json"))
+    ours = tokenizers.JsonTokenizer(tmp_path / "tokenizer.json")
+    assert ours.encode_ordinary("a b") == [0, 1] and ours.encode_ordinary("a b " * 20) == [0, 1] * 20
