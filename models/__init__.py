@@ -79,12 +79,16 @@ def kinds(hint):
     return [kind for kind in typing.get_args(hint) or (hint,) if kind is not type(None)]
 
 
+def parent(name):
+    """The file that `name` was made from: that of its docstring's line `Changed from ..`, or else gpt."""
+    found = re.search(r"^Changed from (?:more/)?(\w+)\.py", module(name).__doc__ or "", re.M)
+    return found[1] if found else "gpt"
+
+
 def baseline(name):
-    """The model that `name` is compared with: BASELINE of its docstring's line `Equal to BASELINE.py ..`, or else the
-    file that its line `Changed from ..` names, or else gpt."""
-    doc = module(name).__doc__ or ""
-    found = [re.search(rf"^{words} (?:more/)?(\w+)\.py", doc, re.M) for words in ("Equal to", "Changed from")]
-    return next((match[1] for match in found if match), "gpt")
+    """The model that `name` is compared with: that of its docstring's line `Equal to ..`, or else its parent."""
+    found = re.search(r"^Equal to (?:more/)?(\w+)\.py", module(name).__doc__ or "", re.M)
+    return found[1] if found else parent(name)
 
 
 def build(name, **config):

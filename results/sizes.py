@@ -1,5 +1,7 @@
-"""Lines, parameters and FLOPs of every model against gpt.py: python results/sizes.py writes sizes.md beside it."""
-import subprocess
+"""Lines, parameters and FLOPs of every model: python results/sizes.py writes sizes.md beside it, and README's columns."""
+import ast
+import difflib
+import re
 import sys
 from pathlib import Path
 
@@ -12,33 +14,43 @@ from publish import markdown  # noqa: E402
 
 TEXT = """# Sizes
 
-`python results/sizes.py` makes this table. Lines: of the file, and those of `diff models/gpt.py models/NAME.py`. The
-rest is at the default shape, for a context of 1,024 tokens, against gpt with the same settings (a gate, where the model
-has one by default); forward FLOPs are those of matrix products. gpt's MLP has three matrices of 8/3 d_model, those of
-gpt3 and pythia have two of 4 d_model. Of kern's experts a token uses two of sixteen, of
-speedrun's tables a row each.
+`python results/sizes.py` makes this table. Lines changed are the lines of code added to the parent file and taken from
+it, without docstrings and blank lines. Parameters and forward FLOPs (of matrix products) are those of the default shape
+at a context of 1,024 tokens, against gpt with the same settings (with a gate, where the model has one by default).
 
 """
 
 
+def code(path):
+    """(lines of code of a file without its docstring and blank lines, lines of its docstring, all lines)."""
+    text = path.read_text()
+    end = ast.parse(text).body[0].end_lineno
+    lines = text.splitlines()
+    return [line for line in lines[end:] if line.strip()], end, len(lines)
+
+
 def changed(name):
-    """(lines of a model's file, lines added to gpt.py, lines taken from it)."""
-    base, own = (models.module(n).__file__ for n in ("gpt", name))
-    lines = subprocess.run(["diff", base, own], capture_output=True, text=True).stdout.splitlines()
-    signs = [line[0] for line in lines]
-    return len(Path(own).read_text().splitlines()), signs.count(">"), signs.count("<")
+    """How many lines of code a model's file adds to its parent or takes from it."""
+    own, parent = (code(Path(models.module(n).__file__))[0] for n in (name, models.parent(name)))
+    return sum(line[0] in "+-" for line in list(difflib.unified_diff(parent, own, n=0, lineterm=""))[2:])
 
 
 def row(name):
-    lines, more, less = changed(name)
     own, base = models.module(name).Config, models.module("gpt").Config
     (_, n, _, flops), (_, n0, _, flops0) = sizes(name, {}), sizes("gpt", same_shape(own, base, {}))
-    return [f"`{name}`", str(lines), f"+{more} -{less}", f"{n:,}", f"{n - n0:+,}", f"{flops / flops0 - 1:+.1%}"]
+    lines = code(Path(models.module(name).__file__))[2]
+    return [f"`{name}`", models.parent(name), str(changed(name)), str(lines), f"{n:,}", f"{n - n0:+,}",
+            f"{flops / flops0 - 1:+.1%}"]
 
 
 def main():
-    head = ["model", "lines", "against gpt.py", "parameters", "more than gpt", "more FLOPs"]
+    head = ["model", "parent", "lines changed", "lines", "parameters", "more than gpt", "more FLOPs"]
     (HERE / "sizes.md").write_text(f"{TEXT}{markdown(head, [row(name) for name in models.names()])}\n")
+    readme = HERE.parent / "README.md"
+    text = readme.read_text()
+    for name in models.names():                                     # | `name` | paper | idea | lines |
+        text = re.sub(rf"^(\| `{name}` \|[^|\n]*\|[^|\n]*\|) *\d*( \|)$", rf"\g<1> {changed(name)}\2", text, flags=re.M)
+    readme.write_text(text)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ only held to its `Changed from` line, if it has one.
 import ast
 import difflib
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -74,12 +75,24 @@ def test_combinations_announce_what_they_change(heading, tmp_path):
 
 
 def test_pieces_that_only_the_others_share_are_equal():
+    """But for what a file announces to change of its parent."""
     base, seen = pieces(MODELS / "gpt.py"), {}
     for path in OURS:
         for name, text in pieces(path).items():
-            if name not in base:
+            if name not in base and name not in (announced(path)[1] or ()):
                 first = seen.setdefault(name, (path.name, text))
                 assert text == first[1], f"{name} differs between {first[0]} and {path.name}"
+
+
+@pytest.mark.parametrize("path", OURS, ids=lambda p: p.stem)
+def test_the_diff_is_the_paper(path):
+    """Lines of code that differ from the parent's, lines of the docstring, lines in all; and README's column."""
+    sizes = runpy.run_path(str(MODELS.parent / "results" / "sizes.py"))
+    _, docstring, lines = sizes["code"](path)
+    core, most = path.parent == MODELS, settings.of(path.stem, "LINES", 55 if path.parent == MODELS else 120)
+    assert sizes["changed"](path.stem) <= most and docstring <= 25 and (not core or lines <= 310)
+    row = re.search(rf"^\| `{path.stem}` \|.*\| (\d+) \|$", settings.README, re.M)
+    assert row and int(row[1]) == sizes["changed"](path.stem), "python results/sizes.py"
 
 
 def test_common_config_fields_come_first_and_agree():
