@@ -99,18 +99,18 @@ piece machine bash -c "$(declare -f machine); machine"
 bench exo-450m 16 gpt:gate=elementwise exoformer muddformer satformer
 piece resume bash -c "killed $small"
 piece resume-deterministic bash -c "killed --deterministic $small"
-bench exo-450m 16 resformer attnres:block_size=8
+bench exo-450m 16 resformer attnres_block
 for model in gpt muddformer exoformer satformer attnres; do piece first-$model bash -c "first_steps $model"; done
 full && piece memory bash -c memory
 bench mudd-405m 16 muddformer attnres denseformer hyperconnections
 full && piece tests python3 -m pytest -q -n 8 --dist loadfile
 for seed in 0 1; do study $seed gpt "gpt --gate elementwise" resformer exoformer satformer muddformer attnres denseformer; done
-bench exo-450m 16 exoformer:mixing=dynamic attnres speedrun cla kern muddmoe geonorm
+bench exo-450m 16 exoformer_dynamic attnres speedrun cla kern muddmoe geonorm
 bench exo-450m 2 sas dape sambay
 for model in $models; do piece first-$model bash -c "first_steps $model"; done
 full && piece decode python3 bench.py --preset exo-450m --models sambay --decode 1024 8192 32768 --json $out/decode.json
 for model in muddformer attnres; do
     full && piece profile-$model python3 bench.py --preset exo-450m --models $model --batch 16 --profile $out/$model-trace.json
 done
-bench mudd-405m 16 hyperconnections:connection=manifold       # last: its Sinkhorn takes long to compile
+bench mudd-405m 16 mhc       # last: its Sinkhorn takes long to compile
 echo "all pieces tried; results in $out"

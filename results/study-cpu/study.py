@@ -35,11 +35,11 @@ from train import parse  # noqa: E402
 
 SYSTEMS = {  # name in the tables: model and its options
     "gpt": "gpt", "gpt-gated": "gpt --gate elementwise", "resformer": "resformer", "exoformer": "exoformer",
-    "exoformer-dynamic": "exoformer --mixing dynamic", "exoformer-no-norm": "exoformer --norm_streams none",
+    "exoformer-dynamic": "exoformer_dynamic", "exoformer-no-norm": "exoformer --norms none",
     "satformer": "satformer", "muddformer": "muddformer", "attnres": "attnres", "denseformer": "denseformer",
-    "hyperconnections": "hyperconnections", "hyperconnections-manifold": "hyperconnections --connection manifold",
-    "speedrun": "speedrun", "muddformer-trimmed": "muddformer --last_k 2 --streams vr",
-    "attnres-additive": "attnres --additive", "hyperconnections-lite": "hyperconnections --connection lite",
+    "hyperconnections": "hyperconnections", "hyperconnections-manifold": "mhc",
+    "speedrun": "speedrun", "muddformer-trimmed": "muddformer_ablations --last_k 2 --streams vr",
+    "attnres-additive": "attnres_delta", "hyperconnections-lite": "mhc_lite",
     "cla": "cla", "kern": "kern", "kern-softmax": "kern --router softmax", "muddmoe": "muddmoe"}
 STRONG_ONLY = ("speedrun", "muddformer-trimmed", "attnres-additive", "hyperconnections-lite", "cla", "kern",
                "kern-softmax", "muddmoe")

@@ -1,0 +1,190 @@
+"""The study of this folder, run by run: python results/study/study.py --data wiki
+
+Each run is one trunk at a constant rate with four ends: after 400, 800, 1,600 and 3,200 steps the rate falls to a tenth
+over a quarter as many steps, so that models of 500, 1,000, 2,000 and 4,000 steps come out of 4,700 steps. train.py does
+this itself: a finished run has before_decay/, from which the next leg goes on with a larger --max_steps.
+
+Every system has rates whose ratios come from earlier tries, and three tries at their scale: 1, 1/2 and 1/4, for 1,000
+steps with a seed of its own. Then come seed 0 of all systems, seeds 1 and 2, and last the longest legs.
+
+It may be killed at any moment: a run goes on from its last checkpoint. A finished leg is a line of runs.csv and rows of
+logs.jsonl.xz beside this file (or in --results), and is not run again. Several processes share the work.
+
+    python results/study/study.py --data mine --results runs/mine --systems gpt mymodel --steps 1000
+    python results/study/report.py runs/mine
+"""
+import argparse
+import csv
+import fcntl
+import json
+import lzma
+import math
+import shutil
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+import publish  # noqa: E402
+
+import data_prep  # noqa: E402
+import models  # noqa: E402
+from nanodepth import runs  # noqa: E402
+from nanodepth.shards import Data  # noqa: E402
+
+STEPS, SCALES, TUNING_SEED, SEEDS = (500, 1000, 2000, 4000), (1, 0.5, 0.25), 100, 3
+GPT, MIX = (0.007, 0.024, 0.002), (0.01, 0.024, 0.008)              # rates: muon_lr, adamw_lr, mix_lr
+SYSTEMS = {  # name in the tables: model and its options, rates
+    "gpt": ("gpt", GPT), "muddformer": ("muddformer", (0.01, 0.024, 0.002)), "resformer": ("resformer", MIX),
+    "exoformer_dynamic": ("exoformer_dynamic", MIX), "satformer": ("satformer", GPT),
+    "attnres": ("attnres", (0.005, 0.024, 0.002)), "mhc": ("mhc", MIX),
+    "denseformer": ("denseformer", (0.01, 0.024, 0.0005)),
+    "hyperconnections": ("hyperconnections", (0.005, 0.024, 0.008)),
+    "exoformer": ("exoformer", MIX), "gpt-gated": ("gpt --gate elementwise", GPT), "speedrun": ("speedrun", MIX),
+    "gpt-wide": ("gpt --d_ff 448", GPT),                            # 8% more parameters and FLOPs, as exoformer and mhc
+    "gpt-wide-stream": ("gpt --d_model 160 --n_head 5 --n_layer 8", GPT),       # gpt's FLOPs
+    "attnres_block": ("attnres_block", (0.005, 0.024, 0.002)), "mhar": ("mhar", (0.005, 0.024, 0.002)),
+    "depth_attention": ("depth_attention", GPT), "mhc_lite": ("mhc_lite", MIX), "nuresformer": ("nuresformer", MIX)}
+LATER = ("attnres_block", "mhar", "depth_attention", "mhc_lite", "nuresformer")
+LONG = ("gpt", "gpt-gated", "resformer", "exoformer_dynamic", "satformer", "muddformer", "attnres", "mhc")
+COLUMNS = ("run system seed steps muon_lr adamw_lr mix_lr loss bpb repeated others share tokens ms data commit cpu gpu "
+           "torch").split()
+
+
+class Results:
+    """runs.csv (a line per leg) and logs.jsonl.xz (the rows of their logs, each with the leg's name)."""
+
+    def __init__(self, folder):
+        self.folder, self.csv, self.logs = folder, folder / "runs.csv", folder / "logs.jsonl.xz"
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def legs(self):
+        """{name: line of runs.csv}."""
+        return {line["run"]: line for line in csv.DictReader(self.csv.open())} if self.csv.exists() else {}
+
+    @contextmanager
+    def alone(self):
+        """One process at a time."""
+        with open(self.folder / ".lock", "w") as f:
+            fcntl.flock(f, fcntl.LOCK_EX)
+            yield
+
+    def add(self, line, rows):
+        """A finished leg; one of the same name is replaced."""
+        with self.alone():
+            lines = {**self.legs(), line["run"]: line}
+            kept = [row for row in lzma.open(self.logs, "rt") if json.loads(row)["run"] != line["run"]] \
+                if self.logs.exists() else []
+            text = "".join(kept) + "".join(json.dumps({"run": line["run"], **row}) + "\n" for row in rows)
+            runs.write_atomically(self.logs, lambda f: f.write(lzma.compress(text.encode())))
+            table = [COLUMNS, *([str(x[column]).replace(",", " ") for column in COLUMNS] for x in lines.values())]
+            runs.write_text(self.csv, "".join(",".join(cells) + "\n" for cells in table))
+
+
+@contextmanager
+def claimed(path):
+    """Whether this process has the work to itself; another process that wants it meanwhile gets False."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{path}.lock", "w") as f:
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def train(folder, system, seed, rates, steps, before, args):
+    """Makes a leg, or finishes it; before: the folder of the leg before, or None."""
+    if before and not (folder / "ckpt.pt").exists():
+        shutil.rmtree(f"{folder}.part", ignore_errors=True)
+        shutil.copytree(before / "before_decay", f"{folder}.part")
+        Path(f"{folder}.part").rename(folder)
+    options = {"max_steps": steps, "eval_every": 50, "save_every": 50}
+    if (folder / "ckpt.pt").exists():
+        words, options = [], {"resume": folder, **options}
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+        model = SYSTEMS.get(system, (system,))[0]
+        words = [*f"--model {model} --preset study --dtype fp32 --compile".split(), *args.options]
+        options |= dict(zip(("muon_lr", "adamw_lr", "mix_lr"), rates), out=folder, data=args.data, seed=seed)
+    words += [word for name, x in options.items() for word in (f"--{name}", x)]
+    code = publish.script(Path(f"{folder}.txt"), "train.py", *words)
+    if code not in (0, 3):                                          # 3: the loss is not finite
+        sys.exit(f"{folder}: train.py ended with {code}, see {folder}.txt")
+    args.results.add(*summary(folder, system))
+
+
+def summary(folder, system):
+    """(its line of runs.csv, the rows of its log that are kept: validations and every tenth step)."""
+    config = json.loads((folder / "config.json").read_text())
+    rows = [json.loads(row) for row in (folder / "log.jsonl").read_text().splitlines()]
+    options, val = config["options"], [row for row in rows if row["kind"] == "val"]
+    ended = math.isfinite(publish.final_loss(folder))
+    split = publish.copying(folder) if ended else dict.fromkeys(("repeated", "others", "share"))
+    times = sorted(row["ms"] for row in rows if row["kind"] == "train")
+    line = {"run": folder.name, "system": system, "steps": options["max_steps"],
+            **{key: options[key] for key in ("seed", "muon_lr", "adamw_lr", "mix_lr")},
+            "loss": val[-1]["loss"] if ended else math.inf, "bpb": val[-1]["bpb"], **split, "tokens": val[-1]["tokens"],
+            "ms": round(times[len(times) // 2]), "data": config["data"]["fingerprint"],
+            "commit": (config["git"] or {}).get("commit"), "cpu": config["cpu"], "gpu": config["gpu"],
+            "torch": config["versions"]["torch"]}
+    return line, [row for row in rows if row["kind"] == "val" or row["step"] % 10 == 0]
+
+
+def trunk(system, seed, rates, most, args):
+    """The legs of a run up to `most` steps. Where checkpoints of earlier legs are gone, these are made again."""
+    legs = {steps: args.out / f"{system}-seed{seed}-{steps}" for steps in args.steps if steps <= most}
+    if {folder.name for folder in legs.values()} <= set(args.results.legs()):
+        return
+    with claimed(args.out / f"{system}-seed{seed}") as mine:
+        before = None
+        for steps, folder in legs.items() if mine else ():
+            if folder.name not in args.results.legs() or steps < max(legs) and not (folder / "before_decay").exists():
+                train(folder, system, seed, rates, steps, before, args)
+            if not math.isfinite(float(args.results.legs()[folder.name]["loss"])):
+                return                                              # a leg that diverged has no next one
+            before = folder
+
+
+def best_rates(system, args):
+    """The rates of the lowest loss among the tries at their scale; None while another process makes them."""
+    base, tries = SYSTEMS.get(system, (system, GPT))[1], {}
+    with claimed(args.out / f"tune-{system}") as mine:
+        for scale in SCALES:
+            folder, rates = args.out / f"tune-{system}-{scale:g}", tuple(x * scale for x in base)
+            if folder.name not in args.results.legs():
+                if not mine:
+                    return None
+                train(folder, system, TUNING_SEED, rates, args.tune, None, args)
+            tries[rates] = float(args.results.legs()[folder.name]["loss"])
+    return min(tries, key=tries.get)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="wiki", help="folder made by data_prep.py, or its name under data/ (wiki)")
+    parser.add_argument("--results", type=Path, default=HERE, help="where runs.csv and logs.jsonl.xz are (this folder)")
+    parser.add_argument("--out", type=Path, default=Path("runs/study"), help="where the runs go (runs/study)")
+    parser.add_argument("--steps", type=int, nargs="+", default=STEPS, help=f"lengths {STEPS}")
+    parser.add_argument("--tune", type=int, default=1000, help="steps of the tries at the rates (1000)")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="%(default)s")
+    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=[*SYSTEMS, *models.names()],
+                        metavar="SYSTEM", help=f"{' '.join(SYSTEMS)} (all), or any other model")
+    args, args.options = parser.parse_known_args()                  # further options go to train.py
+    args.out, args.results = args.out.resolve(), Results(args.results.resolve())
+    fingerprint = Data(data_prep.train_folder(args.data)).fingerprint
+    if others := {leg["data"] for leg in args.results.legs().values()} - {fingerprint}:
+        parser.error(f"{args.results.csv} is of other data ({', '.join(others)}): name another --results")
+    short = [steps for steps in args.steps if steps < 4000] or args.steps
+    groups = [[x for x in args.systems if x not in LATER], [x for x in args.systems if x in LATER]]
+    plan = [(max(short), seed, system) for group in groups for seed in range(args.seeds) for system in group]
+    plan += [(max(args.steps), seed, system) for seed in range(args.seeds) for system in args.systems if system in LONG]
+    for most, seed, system in plan:
+        if rates := best_rates(system, args):
+            trunk(system, seed, rates, most, args)
+
+
+if __name__ == "__main__":
+    main()
