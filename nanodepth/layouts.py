@@ -15,6 +15,7 @@ from nanodepth.options import UserError
 
 MOVED = (  # model, pattern of the option that its file had, the file that has it today
     ("exoformer", "anchor=first_layer", "nuresformer"), ("exoformer", "mixing=dynamic", "exoformer_dynamic"),
+    ("exoformer", "norm_streams=", "exoformer with --norms none"),
     ("attnres", "additive=True", "attnres_delta"), ("attnres", "block_size=(?!1$).*", "attnres_block"),
     ("hyperconnections", "connection=manifold", "mhc"), ("hyperconnections", "connection=lite", "mhc_lite"),
     ("hyperconnections", "connection=static", "hyperconnections with --no-dynamic"),
@@ -81,53 +82,48 @@ def exoformer(args, tensors):
             raise UserError(f"{flag} cannot be converted, unless {name} is 0")
     depth, d, tied = layers(args, "n_layer", tensors), setting(args, "n_embd", int), setting(args, "weight_tying", bool)
     fc1 = setting(args, "mlp_hidden_dim", int, None) or int(d * setting(args, "mlp_ratio", float))
-    streams = "qkvg" if setting(args, "gated_attention_enabled", bool) else "qkv"
-    flags = dict(q="query", k="key", v="value", g="gate")
-    mixed = "".join(s for s in streams if setting(args, f"{flags[s]}_res_enabled", bool))
-    n, which = len(streams), [streams.index(s) for s in mixed]
+    n = 4 if setting(args, "gated_attention_enabled", bool) else 3
+    mixed = any([setting(args, f"{s}_res_enabled", bool) for s in ("query", "key", "value", "gate")[:n]])
     external, dynamic = "anchor_proj.weight" in tensors, any(".dynamic_mixing." in name for name in tensors)
     names = {"embed.weight": "transformer.wte.weight", "final_norm.weight": "transformer.final_norm.weight",
-             "head.weight": "transformer.wte.weight" if tied else "lm_head.weight"}
+             "head.weight": "transformer.wte.weight" if tied else "lm_head.weight",
+             "anchor.weight": "anchor_proj.weight"}
     for i in depth:
         ours, theirs = f"blocks.{i}.", f"transformer.layers.{i}."
         names |= pairs(ours, theirs, "attn_norm=attn_norm attn.q_norm=attn.q_norm attn.k_norm=attn.k_norm "
                                      "attn.wo=attn.c_proj mlp_norm=mlp_norm mlp.w_down=mlp.fc2")
-        for at, w in enumerate(("wq", "wk", "wv", "gate")[:n]):
-            names[f"{ours}attn.{w}.weight"] = theirs + "attn.c_attn.weight", [at], n
+        for at, (w, s) in enumerate(zip(("wq", "wk", "wv", "gate")[:n], "qkvg")):
+            names |= {f"{ours}attn.{w}.weight": (theirs + "attn.c_attn.weight", [at], n),
+                      f"{ours}attn.{w}.lambda_anchor": f"{theirs}attn.lambda_{s}1",
+                      f"{ours}attn.{w}.lambda_self": f"{theirs}attn.lambda_{s}2"}
         for at, w in enumerate(("w_up", "w_gate")):
             names[f"{ours}mlp.{w}.weight"] = theirs + "mlp.fc1.weight", [at], 2
-        if external or i:
-            for s in mixed:
-                names[f"{ours}attn.mix.lambda_anchor.{s}"] = f"{theirs}attn.lambda_{s}1"
-                names[f"{ours}attn.mix.lambda_self.{s}"] = f"{theirs}attn.lambda_{s}2"
-        ours, theirs = ours + "attn.mix.gamma.mix_", theirs + "attn.dynamic_mixing."
-        names |= {ours + "in.weight": theirs + "fc1.weight", ours + "out.weight": (theirs + "fc2.weight", which, n),
-                  ours + "out.bias": (theirs + "fc2.bias", which, n)}               # rows q1, q2, k1, k2 and so on
+        names |= pairs(ours + "attn.gamma.mix_", theirs + "attn.dynamic_mixing.", "in=fc1 out=fc2", ("weight", "bias"))
     config = dict(
         vocab_size=setting(args, "vocab_size", int), n_layer=len(depth), n_head=setting(args, "n_head", int), d_model=d,
         d_ff=fc1 // 2, max_len=setting(args, "block_size", int), rope_theta=setting(args, "rope_theta", float),
         norm_eps=setting(args, "rmsnorm_eps", float), tie_embeddings=tied, qk_norm=setting(args, "qk_norm", bool),
         gate="elementwise" if n == 4 else "none")
-    unmixed = "|".join(s for s in streams if s not in mixed) or "-"
-    unread = (r"smear_gate\.weight|smear_lambda|backout_lambdas"
-              rf"|anchor_({unmixed})_norm\.weight|.*\.({unmixed})_res_norm\.weight")
-    if not external:
-        unread += r"|.*\.[vg]_norm\.weight"                                        # of the later layers in model2.py
+    unread = r"smear_gate\.weight|smear_lambda|backout_lambdas"
     if not mixed:
-        return "gpt", config, names, unread + r"|anchor_proj\.weight|.*\.dynamic_mixing\..*"
-    if dynamic:
-        need(args, dynamic_mixing_hidden_dim=16)
-    norms = exoformer_norms(args, tensors, streams, external)
-    normed = "".join(s for s in mixed if s in norms)
-    names |= {f"anchor.norms.{s}_norm.weight": norms[s] for s in normed}
-    names["anchor.proj.weight"] = "anchor_proj.weight", which, n
-    return "exoformer", dict(
-        config, mix_streams=mixed, norm_streams=normed, mixing="dynamic" if dynamic else "static",
-        anchor="external" if external else "first_layer",
-        granularity=setting(args, "residual_mode", str)), names, unread
+        unread += r"|anchor_\w+\.weight|.*\.[vg](_res)?_norm\.weight|.*\.dynamic_mixing\..*"
+        return "gpt", config, names, unread
+    need(args, gated_attention_enabled=True, query_res_enabled=True, key_res_enabled=True, value_res_enabled=True,
+         gate_res_enabled=True, **{"dynamic_mixing_hidden_dim": 16} if dynamic else {})
+    if dynamic and not external:
+        raise UserError("dynamic_mixing_enabled without decouple_anchor cannot be converted, only with it")
+    norms = exoformer_norms(args, tensors, external)
+    if (normed := "".join(norms)) not in ("qkvg", "qk", ""):
+        raise UserError(f"norms of the anchors {', '.join(norms)} cannot be converted, only of q and k, of all, or "
+                        "of none (q_residual_norm_enabled and so on)")
+    names |= {f"anchor_norms.{s}_norm.weight": norms[s] for s in norms}
+    config |= dict(granularity=setting(args, "residual_mode", str), norms=normed or "none")
+    if external:
+        return "exoformer_dynamic" if dynamic else "exoformer", config, names, unread
+    return "nuresformer", config, names, unread + r"|.*\.[vg]_norm\.weight"        # of the later layers in model2.py
 
 
-def exoformer_norms(args, tensors, streams, external):
+def exoformer_norms(args, tensors, external):
     """{stream: the tensor with the gain of its anchor's norm}.
 
     Anchors of a first layer: the tensors tell which of the authors' files made them. oldmodels/model2.py normalises all
@@ -137,11 +133,11 @@ def exoformer_norms(args, tensors, streams, external):
     its gains.
     """
     at = "transformer.layers.0.attn."
-    flagged = [s for s in streams if setting(args, f"{s}_residual_norm_enabled", bool)]
+    flagged = [s for s in "qkvg" if setting(args, f"{s}_residual_norm_enabled", bool)]
     if external:
         return {s: f"anchor_{s}_norm.weight" for s in flagged}
     if at + "v_norm.weight" in tensors:
-        return {s: f"{at}{s}_norm.weight" for s in streams}
+        return {s: f"{at}{s}_norm.weight" for s in "qkvg"}
     if not {at + "v_res_norm.weight", at + "g_res_norm.weight"} & set(tensors):
         if "anchor_delta_enabled" in args or {"v", "g"} & set(flagged):
             return {}
@@ -149,26 +145,24 @@ def exoformer_norms(args, tensors, streams, external):
 
 
 def muddformer(config, tensors):
-    """MUDDFormer: w1, w3, w2 of the MLP are gate, up and down; dense_bs.i and dynamic_dense.i come after block i."""
+    """MUDDFormer: w1, w3, w2 of the MLP are gate, up and down. Its first block has one norm for q, k and v, ours three."""
     need(config, model_type="muddformer", dense=True, dynamic_dense=True, dense_type="qkvr", sepln=True,
          tie_word_embeddings=False)
     depth, d, n_head = layers(config, "n_layer", tensors), setting(config, "dim", int), setting(config, "n_head", int)
     need(config if config.get("n_local_heads") != -1 else {}, n_local_heads=n_head)
-    released = setting(config, "round64", bool, False)
-    if released != setting(config, "expand_last", bool, False):
-        raise UserError(f"round64 {released} with expand_last {not released} cannot be converted, only both or neither")
+    need({"round64": False, "expand_last": False, **config}, round64=True, expand_last=True)
     names = {"embed.weight": "tok_embeddings.weight", "final_norm.weight": "norm.weight",
              "head.weight": "output.weight"}
     for i in depth:
-        ours, theirs, mixture = f"blocks.{i}.", f"layers.{i}.", f"aggregate.{i + 1}.weights."
+        ours, theirs, mixture = f"blocks.{i}.", f"layers.{i}.", f"aggregate.{i}."
         names |= pairs(ours + "attn.", theirs + "attention.", "wq=wq wk=wk wv=wv wo=wo q_norm=q_norm k_norm=k_norm")
         names |= pairs(ours, theirs + "feed_forward.", "mlp.w_gate=w1 mlp.w_up=w3 mlp.w_down=w2")
-        names |= pairs(ours, theirs, "q_in_norm=attention_norms.0 k_in_norm=attention_norms.1 "
-                                     "v_in_norm=attention_norms.2" if i else "q_in_norm=attention_norm")
+        for j, norm in enumerate(("q_in_norm", "k_in_norm", "v_in_norm")):
+            names[f"{ours}{norm}.weight"] = f"{theirs}attention_norm{f's.{j}' if i else ''}.weight"
         names |= pairs(mixture, f"dynamic_dense.{i}.", "w1=w1 w2=w2")
         names |= {mixture + "a": f"dense_bs.{i}", ours + "mlp_norm.weight": theirs + "ffn_norm.weight"}
     return "muddformer", dict(
-        vocab_size=setting(config, "vocab_size", int), n_layer=len(depth), n_head=n_head, d_model=d, released=released,
+        vocab_size=setting(config, "vocab_size", int), n_layer=len(depth), n_head=n_head, d_model=d,
         max_len=setting(config, "block_size", int),
         d_ff=setting(config, "intermediate_size", int, 256 * math.ceil(8 * d // 3 / 256)),
         rope_theta=setting(config, "rope_base", float, 10000.0), norm_eps=setting(config, "norm_eps", float, 1e-6),

@@ -31,20 +31,13 @@ def zero(p):
         p.copy_(kept)
 
 
-def entry(*at):
-    """A function that gives its tensor with zeros at this place."""
-    def cut(x):
-        x = x.clone()
-        x[at] = 0
-        return x
-    return cut
-
-
 def resformer(model):
     """lambda1_n, what layer n takes of the first layer's values."""
     skipped = model.config.n_layer - model.config.last_k
-    return {skipped + i + 1: replaced({model.value_mix: lambda mix, i=i: (entry(i)(mix[0]), mix[1])})
-            for i in range(model.config.last_k)}
+
+    def without(i):
+        return lambda pairs: [(0 * a if n == i else a, b) for n, (a, b) in enumerate(pairs)]
+    return {skipped + i + 1: replaced({model.value_mix: without(i)}) for i in range(model.config.last_k)}
 
 
 def satformer(model):
@@ -55,13 +48,18 @@ def satformer(model):
 
 def exoformer(model):
     """lambda_anchor of the values, all channels of a layer."""
-    return {i: zero(block.attn.mix.lambda_anchor["v"]) for i, block in enumerate(model.blocks, start=1)}
+    return {i: zero(block.attn.wv.lambda_anchor) for i, block in enumerate(model.blocks, start=1)}
 
 
 def muddformer(model):
-    """The weight of the embedding in the value stream."""
-    return {int(i) + 1: replaced({mix.weights: entry(..., mix.streams.index("v"), mix.sources.index(0))})
-            for i, mix in model.aggregate.items() if "v" in mix.streams}
+    """The weight of the embedding in the value stream, the third of four."""
+    def without(mixture):
+        def cut(u):
+            u = u.clone()
+            u[..., 2 * mixture.a.size(1)] = -mixture.a[2, 0]
+            return u
+        return cut
+    return {i: replaced({m.w2: without(m)}) for i, m in enumerate(model.aggregate, start=2) if len(m.a) == 4}
 
 
 CUTS = {"resformer": resformer, "satformer": satformer, "exoformer": exoformer, "exoformer-dynamic": exoformer,
