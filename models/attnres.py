@@ -1,33 +1,19 @@
 """Attention Residuals: each sublayer attends over the outputs of all earlier sublayers.   arXiv:2603.15031
 
-In gpt.py a sublayer reads the sum of what all earlier ones wrote. Here it reads a mean of it, weighted by a softmax
-over depth. Sublayers l = 0 .. 2L-1 are attention and MLP in turn, v_0 is the embedding, v_{l+1} what sublayer l wrote:
-    h_l     = sum_{s<=l} alpha_{l,s} v_s,     alpha_{l,.} = softmax_s( w_l . RN(v_s) )      per token
+In gpt.py a sublayer reads the sum of all earlier outputs. Here it reads a weighted mean of them: a softmax over depth
+decides, for each token, how much of each output it takes. The sublayers l = 0 .. 2L-1 are attention and MLP in turn,
+v_0 is the embedding, v_{l+1} is the output of sublayer l, and the head is reader 2L:
+    h_l     = sum_{s<=l} alpha_{l,s} v_s,     alpha_{l,.} = softmax_s( w_l . RN(v_s) )
     v_{l+1} = sublayer_l( norm(h_l) )
-with a learned vector w_l (C,) per reader l (row l-1 of `query`), and RN an RMSNorm without gain. The head is reader 2L.
-Block form (block_size): the outputs of so many sublayers are summed into one source. A reader sees the embedding, the
-finished blocks, and the running sum of its own block (unless that is empty). block_size=1 is the full form.
-additive (Delta Attention Residuals, arXiv:2605.18855) adds the mean to the residual sum; the head reads that sum alone:
-    h_l     = sum_{s<=l} v_s + sum_{s<=l} alpha_{l,s} v_s  for 0 < l < 2L,     h_{2L} = sum_s v_s
-Costs 2 L C parameters. Per token: 2 S C FLOPs for a reader of S sources (3 S C if additive), of which it reads S - 1
-anew; 4 L C for the scores of a source, all readers' in one product (of a running sum: 2 C, for its one reader); 3 C for
-its RN. Reader 0 has a single source and no choice, hence no query here; the paper counts one, C parameters more. With
-additive the head has none either: C less.
+w_l (C,) is learned, row l - 1 of `query`; RN is an RMSNorm without gain. There is no w_0: reader 0 has one source, and
+the softmax of one score is 1. The w_l do not depend on the input, so one product scores an output for all readers.
 
-Changed from gpt.py: Config, Config.__post_init__, Block.forward, Model.__init__, Model.init_weights, Model.forward
+Changed from gpt.py: Config, Block.forward, Model.__init__, Model.init_weights, Model.forward
 Equal to gpt.py when: all queries are zero, as they are at the start, up to norm_eps: a uniform mean is the residual sum
     divided by the number of sources, and every reader normalises.
-Optimizer: the queries go to AdamW at mix_lr, without decay.
-Other default than gpt.py's: norm_eps. At the start (zero_init) all sources but the embedding are zero, so that a state
-    is the embedding (std 0.02) divided by S. Its mean square is 6e-7 for S = 25; with an eps of 1e-6 every norm
-    would shrink it.
-Paper and code:
-    - The paper's pseudo-code gives each key norm a gain, which w_l absorbs.
-    - Blocks count sublayers, as in the paper.
-    - arXiv:2605.18855 describes Attention Residuals as attention over running sums; its code
-      (github.com/wdlctc/delta-attention-residuals-code) attends over outputs, as here. What Delta adds is the sum that
-      stays. Perplexity at 1B: 29.70 gpt, 33.36 full form, 29.13 additive.
-    - Delta's block form reads finished blocks alone. Here additive is for the full form.
+Optimizer: the queries go to AdamW at mix_lr, without weight decay.
+Other default than gpt.py's: norm_eps. At the start (zero_init) all v_s but the embedding are zero, so h_l is the
+    embedding (std 0.02) divided by l + 1: its mean square is 6e-7 at l = 24, and an eps of 1e-6 would shrink it.
 """
 import math
 from dataclasses import dataclass
@@ -53,28 +39,15 @@ class Config:
     qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
     gate: str = "none"              # gated attention: none | elementwise | headwise
     zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
-    block_size: int = 1             # sublayers per source, attention and MLP counting one each; 1: the full form
-    key_norm: bool = True           # RMSNorm on the sources before they meet the query
-    additive: bool = False          # the mean is added to the residual sum (Delta Attention Residuals)
 
     def __post_init__(self):
-        if self.n_kv_head is None:
-            self.n_kv_head = self.n_head
-        if self.d_ff is None:
-            self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64)
-        for name in ("vocab_size", "n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "max_len", "rope_theta"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        if self.d_model % (2 * self.n_head):
-            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head} (rotary pairs)")
-        if self.n_head % self.n_kv_head:
-            raise ValueError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}")
+        self.n_kv_head = self.n_head if self.n_kv_head is None else self.n_kv_head
+        self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64) if self.d_ff is None else self.d_ff
+        if self.d_model % (2 * self.n_head) or self.n_head % self.n_kv_head:
+            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head}, "
+                             f"and that a multiple of n_kv_head {self.n_kv_head}")
         if self.gate not in ("none", "elementwise", "headwise"):
             raise ValueError(f"gate must be none, elementwise or headwise, not {self.gate!r}")
-        if not 1 <= self.block_size <= 2 * self.n_layer:
-            raise ValueError(f"block_size must lie between 1 and 2 n_layer = {2 * self.n_layer}, not {self.block_size}")
-        if self.additive and self.block_size > 1:
-            raise ValueError(f"additive needs block_size 1, not {self.block_size}")
 
     @property
     def d_head(self):
@@ -103,21 +76,17 @@ def apply_rope(x, cos, sin):
 def compute_dtype(weight):
     """The dtype of products with this weight: autocast's where that is on, else the weight's."""
     kind = weight.device.type
-    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else weight.dtype
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 class Cache:
-    """Preallocated keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held.
-
-    Model.forward advances it. Its shapes never change, so that a decoding step compiles once.
-    """
+    """Keys and values of every layer, (B, K, max_len, D) each; Model.forward advances `pos` (), the tokens held."""
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
-        dtype = compute_dtype(like)
-        shape = (batch_size, c.n_kv_head, max_len, c.d_head)
-        self.k = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
-        self.v = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        shape, kind = (batch_size, c.n_kv_head, max_len, c.d_head), dict(dtype=compute_dtype(like), device=like.device)
+        self.k = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
+        self.v = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
@@ -178,55 +147,18 @@ class MLP(nn.Module):
 
 
 class DepthAttention(nn.Module):
-    """alpha (B, T, S): how much reader l = 1 .. 2L takes of each of S sources v (B, T, C)."""
+    """h_l = sum_s alpha_{l,s} v_s, alpha_{l,.} = softmax_s( w_l . RN(v_s) ): a mean of the outputs v_0 .. v_l."""
 
     def __init__(self, c):
         super().__init__()
-        self.query = nn.Parameter(torch.empty(2 * c.n_layer - c.additive, c.d_model))       # w_1 .. w_R
-        self.eps = c.norm_eps if c.key_norm else None
+        self.query, self.eps = nn.Parameter(torch.empty(2 * c.n_layer, c.d_model)), c.norm_eps       # w_1 .. w_2L
 
-    def key(self, v):
-        """RN(v)."""
-        return v if self.eps is None else F.rms_norm(v, v.shape[-1:], eps=self.eps)
-
-    def scores(self, v):
-        """w_l . RN(v) of all R readers (B, T, R): a source that stays as it is gets them in one product."""
-        return F.linear(self.key(v), self.query)
-
-    def forward(self, l, scores, partial):
-        """scores: of the sources that stay, (B, T, R) each; partial: the source that is still growing, or None."""
-        scores = [s[..., l - 1] for s in scores]
-        if partial is not None:
-            scores.append((self.query[l - 1] * self.key(partial)).sum(-1))
-        return torch.stack(scores, dim=-1).softmax(-1)
-
-
-class Sources:
-    """What the next reader sees: the embedding and the finished blocks, and the running sum of the current block."""
-
-    def __init__(self, x, attention, c):
-        self.attention, self.config, self.l = attention, c, 0                       # l: the next reader
-        self.done, self.scores, self.partial = [x], [attention.scores(x)], None
-
-    def read(self):
-        """h_l (B, T, C)."""
-        if self.l == 0:
-            return self.done[0]
-        sources = self.done + ([] if self.partial is None else [self.partial])
-        if self.config.additive and self.l == 2 * self.config.n_layer:              # the head
-            return sum(sources)
-        alpha = self.attention(self.l, self.scores, self.partial).type_as(sources[0])   # else the states would be fp32
-        mean = sum(a[..., None] * v for a, v in zip(alpha.unbind(-1), sources))
-        return sum(sources) + mean if self.config.additive else mean
-
-    def add(self, v):
-        """Takes what sublayer l wrote, v (B, T, C)."""
-        self.partial = v if self.partial is None else self.partial + v
-        self.l += 1
-        if self.l % self.config.block_size == 0:
-            self.done.append(self.partial)
-            self.scores.append(self.attention.scores(self.partial))
-            self.partial = None
+    def forward(self, outputs, scores):
+        """h_l (B, T, C) from outputs v_0 .. v_l. scores: those of v_0 .. v_{l-1} for all readers; v_l's are added."""
+        l, v = len(outputs) - 1, outputs[-1]
+        scores.append(F.linear(F.rms_norm(v, v.shape[-1:], eps=self.eps), self.query))              # (B, T, 2 L)
+        alpha = torch.stack([s[..., l - 1] for s in scores], dim=-1).softmax(-1).type_as(v)         # (B, T, l + 1)
+        return sum(a[..., None] * v for a, v in zip(alpha.unbind(-1), outputs))
 
 
 class Block(nn.Module):
@@ -237,9 +169,9 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(c.d_model, c.norm_eps)
         self.mlp = MLP(c.d_model, c.d_ff)
 
-    def forward(self, sources, rope, cache=None):
-        sources.add(self.attn(self.attn_norm(sources.read()), rope, cache))
-        sources.add(self.mlp(self.mlp_norm(sources.read())))
+    def forward(self, outputs, read, rope, cache=None):
+        outputs.append(self.attn(self.attn_norm(read()), rope, cache))
+        outputs.append(self.mlp(self.mlp_norm(read())))
 
 
 class Model(nn.Module):
@@ -276,19 +208,18 @@ class Model(nn.Module):
                 raise ValueError(f"init_weights does not know {name}")
 
     def forward(self, idx, targets=None, cache=None):
-        """Logits of the next token, and the loss if targets are given.
+        """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
-        Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
-        z_loss * mean(logsumexp(logits)^2) added. Without targets loss is None; with them the logits carry no gradient.
-        ValueError if T exceeds max_len.
+        The loss is the mean cross-entropy in nats per token, in training mode plus z_loss * mean(logsumexp(logits)^2).
+        With targets the logits carry no gradient. ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
-        sources = Sources(x, self.depth_attention, self.config)
+        outputs, scores = [x], []
         for block in self.blocks:
-            block(sources, rope, cache)
-        return self.output(sources.read(), targets, cache)
+            block(outputs, lambda: self.depth_attention(outputs, scores), rope, cache)
+        return self.output(self.depth_attention(outputs, scores), targets, cache)
 
     def rope(self, T, cache):
         """cos, sin (T, 1, D/2) of the next T positions."""
@@ -301,9 +232,7 @@ class Model(nn.Module):
 
     def output(self, x, targets, cache):
         """Final norm, head and loss on x (B, T, C); advances the cache."""
-        pad = -self.config.vocab_size % 64                  # a GPU multiplies rows of whole 128 bytes faster
-        weight = F.pad(self.head.weight, (0, 0, 0, pad)) if pad else self.head.weight
-        logits = F.linear(self.final_norm(x), weight)[..., :self.config.vocab_size]          # (B, T, V)
+        logits = self.head(self.final_norm(x))                                      # (B, T, V)
         if cache is not None:
             cache.pos += x.size(1)
         if targets is None:
@@ -315,41 +244,26 @@ class Model(nn.Module):
         return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
 
     @torch.no_grad()
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
         """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest token; top_k keeps the k likeliest. compile=True compiles the decoding step.
-        ValueError if the result would be longer than max_len.
+        temperature 0 takes the likeliest token; top_k keeps the k likeliest (None or 0: all); ids from n_vocab on are
+        never taken. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
         """
         (B, T), total = idx.shape, idx.size(1) + max_new_tokens
-        if T == 0 or max_new_tokens < 0 or total > self.config.max_len:
-            raise ValueError(f"{T} + {max_new_tokens} tokens: at least 1 + 0 and at most max_len {self.config.max_len}")
-        cache, out = Cache(self, B, total), torch.cat((idx, idx.new_zeros(B, max_new_tokens)), dim=1)
+        if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
+            raise ValueError(f"{T} + {max_new_tokens} tokens, of top_k {top_k}: 1 + 0 to max_len {self.config.max_len}")
+        cache, new = Cache(self, B, total), idx
         step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
         for t in range(T, total):
-            logits, _ = self.forward(idx, cache=cache) if t == T else step(out[:, t - 1:t].clone(), cache=cache)
-            scores = logits[:, -1].float()                                          # (B, V)
-            if top_k is not None:
-                kept = scores.topk(min(top_k, scores.size(-1))).values[:, -1:]
-                scores = scores.masked_fill(scores < kept, -math.inf)
-            if temperature == 0:
-                out[:, t] = scores.argmax(-1)
-            else:
-                out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
-        return out
-
-
-def costs(c, T):
-    """(parameters, forward FLOPs per token, numbers read per token) more than gpt.py's, in a context of T tokens."""
-    S = [1 + math.ceil(l / c.block_size) for l in range(1, 2 * c.n_layer + 1)]     # sources of the readers 1 .. 2L
-    n, done = 2 * c.n_layer - c.additive, 1 + 2 * c.n_layer // c.block_size        # readers with a query, whole sources
-    growing = sum(l % c.block_size > 0 for l in range(1, n + 1))                   # readers of a running sum
-    flops = (2 + c.additive) * sum(S[:n]) + 2 * n * done + 2 * growing + 3 * (done + growing) * c.key_norm
-    return n * c.d_model, flops * c.d_model, (sum(S) - len(S)) * c.d_model
-
-
-def neutral(model):
-    """Nothing to set."""
+            logits, _ = (step if t > T else self.forward)(new, cache=cache)
+            scores = logits[:, -1, :n_vocab].float()                                # (B, V)
+            if top_k:
+                scores[scores < scores.topk(min(top_k, scores.size(-1))).values[:, -1:]] = -math.inf
+            p = (scores / (temperature or 1.0)).softmax(-1)
+            new = torch.multinomial(p, 1, generator=generator) if temperature else scores.argmax(-1, keepdim=True)
+            idx = torch.cat((idx, new), dim=1)
+        return idx
 
 
 if __name__ == "__main__":                      # its size, and one training step on random tokens

@@ -1,23 +1,19 @@
-"""DenseFormer: after a block, the state is a learned average over depth.   arXiv:2402.02622
+"""DenseFormer: after each block, the state is a learned average over depth.   arXiv:2402.02622
 
-In gpt.py a block reads the last output X_i. Here it reads a weighted sum of all outputs so far, with one learned number
-per pair of depths, the same for all tokens and channels. For i = 1 .. L:
+In gpt.py a block reads the output X_{i-1} of the block before it. Here it reads Y_{i-1}, a weighted sum of all outputs
+so far. The weights are learned, one number per pair of depths, the same for all tokens and channels. For i = 1 .. L:
     X_i = block_i(Y_{i-1}),     Y_0 = X_0 = embedding
     Y_i = sum_{j in S_i} alpha_{ij} X_j  if i % period == 0, else X_i,     S_i = {0 <= j <= i: j = i modulo dilation}
-The sums run over the raw outputs X_j, never over averages Y_j; the head reads Y_L. The paper writes dilation x period:
-1x1 is the full form, 4x5 its compromise of speed and perplexity (at 48 blocks 17.87; 1x1 has 17.84, plain 18.61).
-Costs sum_{i: period | i} (i // dilation + 1) parameters (1x1: L (L + 3) / 2), and 2 C FLOPs each per token. The sum
-after block i reads i // dilation earlier outputs.
+The sums run over the outputs X_j, never over the averages Y_j. The head reads Y_L.
+Options, which the paper writes as dilation x period:
+    dilation    a sum reads every k-th output, back from the newest
+    period      a sum after every p-th block
+    1x1 is the full form. The paper recommends 4x5 for speed
 
 Changed from gpt.py: Config, Config.__post_init__, Model.__init__, Model.init_weights, Model.forward
-Equal to gpt.py when: alpha_{ij} = 1 for j = i, else 0, as at the start.
-Equal to muddformer.py with dynamic=False, multiway=False, ffn_realloc=False, the same dilation, and a period that
-    divides n_layer: with other periods muddformer.py mixes after the last block too, and here the head reads X_L.
-Optimizer: alpha goes to AdamW at mix_lr, without weight decay. The authors' script decays alpha with the matrices,
-    which pulls it to 0 and not to the identity.
-Paper and code (github.com/epfml/DenseFormer):
-    - The authors' package is the equations above. Their training script has no period: its increase_T_every keeps the
-      output of every so many blocks only, and its dilation counts those; that is not the paper's k x p.
+Equal to gpt.py when: alpha_{ij} = 1 for j = i and 0 for j < i, as at the start.
+Optimizer: alpha goes to AdamW at mix_lr, without weight decay. The authors' script decays it, which pulls it towards 0
+    instead of the identity.
 """
 import math
 from dataclasses import dataclass
@@ -43,28 +39,21 @@ class Config:
     qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
     gate: str = "none"              # gated attention: none | elementwise | headwise
     zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
-    dilation: int = 1               # k: an average reads every k-th output, back from the newest
-    period: int = 1                 # p: an average after every p-th block; the paper writes k x p, 1x1 and 4x5
+    dilation: int = 1               # k: a sum reads every k-th output, back from the newest
+    period: int = 1                 # p: a sum after every p-th block; the paper writes k x p, 1x1 and 4x5
 
     def __post_init__(self):
-        if self.n_kv_head is None:
-            self.n_kv_head = self.n_head
-        if self.d_ff is None:
-            self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64)
-        for name in ("vocab_size", "n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "max_len", "rope_theta"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        if self.d_model % (2 * self.n_head):
-            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head} (rotary pairs)")
-        if self.n_head % self.n_kv_head:
-            raise ValueError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}")
+        self.n_kv_head = self.n_head if self.n_kv_head is None else self.n_kv_head
+        self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64) if self.d_ff is None else self.d_ff
+        if self.d_model % (2 * self.n_head) or self.n_head % self.n_kv_head:
+            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head}, "
+                             f"and that a multiple of n_kv_head {self.n_kv_head}")
         if self.gate not in ("none", "elementwise", "headwise"):
             raise ValueError(f"gate must be none, elementwise or headwise, not {self.gate!r}")
-        if not 1 <= self.period <= self.n_layer:
-            raise ValueError(f"period must lie between 1 and n_layer {self.n_layer}, not {self.period}")
-        last = self.n_layer // self.period * self.period
+        last = self.n_layer // max(1, self.period) * self.period
         if not 1 <= self.dilation <= last:
-            raise ValueError(f"dilation must lie between 1 and {last}, the last block with a sum, not {self.dilation}")
+            raise ValueError(f"dilation must lie between 1 and {last}, the last of {self.n_layer} blocks with a sum at "
+                             f"period {self.period}, not {self.dilation}")
 
     @property
     def d_head(self):
@@ -93,21 +82,17 @@ def apply_rope(x, cos, sin):
 def compute_dtype(weight):
     """The dtype of products with this weight: autocast's where that is on, else the weight's."""
     kind = weight.device.type
-    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else weight.dtype
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 class Cache:
-    """Preallocated keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held.
-
-    Model.forward advances it. Its shapes never change, so that a decoding step compiles once.
-    """
+    """Keys and values of every layer, (B, K, max_len, D) each; Model.forward advances `pos` (), the tokens held."""
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
-        dtype = compute_dtype(like)
-        shape = (batch_size, c.n_kv_head, max_len, c.d_head)
-        self.k = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
-        self.v = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        shape, kind = (batch_size, c.n_kv_head, max_len, c.d_head), dict(dtype=compute_dtype(like), device=like.device)
+        self.k = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
+        self.v = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
@@ -185,7 +170,7 @@ class DepthAverage(nn.Module):
 
     def __init__(self, c, i):
         super().__init__()
-        self.sources = range(i % c.dilation, i + 1, c.dilation)
+        self.sources = range(i % c.dilation, i + 1, c.dilation)                     # S_i
         self.alpha = nn.Parameter(torch.empty(len(self.sources)))
 
     def forward(self, outputs):
@@ -214,8 +199,8 @@ class Model(nn.Module):
     def init_weights(self):
         """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
         for name, p in self.named_parameters():
-            module, last = f".{name}".split(".")[-2:]
-            if last == "alpha":
+            module = f".{name}".split(".")[-2]
+            if name.endswith(".alpha"):
                 p.zero_()
                 p[-1] = 1.0                                                         # Y_i = X_i
             elif module.endswith("norm"):
@@ -228,12 +213,11 @@ class Model(nn.Module):
                 raise ValueError(f"init_weights does not know {name}")
 
     def forward(self, idx, targets=None, cache=None):
-        """Logits of the next token, and the loss if targets are given.
+        """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
-        Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
-        z_loss * mean(logsumexp(logits)^2) added. Without targets loss is None; with them the logits carry no gradient.
-        ValueError if T exceeds max_len.
+        The loss is the mean cross-entropy in nats per token, in training mode plus z_loss * mean(logsumexp(logits)^2).
+        With targets the logits carry no gradient. ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
@@ -256,9 +240,7 @@ class Model(nn.Module):
 
     def output(self, x, targets, cache):
         """Final norm, head and loss on x (B, T, C); advances the cache."""
-        pad = -self.config.vocab_size % 64                  # a GPU multiplies rows of whole 128 bytes faster
-        weight = F.pad(self.head.weight, (0, 0, 0, pad)) if pad else self.head.weight
-        logits = F.linear(self.final_norm(x), weight)[..., :self.config.vocab_size]          # (B, T, V)
+        logits = self.head(self.final_norm(x))                                      # (B, T, V)
         if cache is not None:
             cache.pos += x.size(1)
         if targets is None:
@@ -270,39 +252,26 @@ class Model(nn.Module):
         return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
 
     @torch.no_grad()
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
         """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest token; top_k keeps the k likeliest. compile=True compiles the decoding step.
-        ValueError if the result would be longer than max_len.
+        temperature 0 takes the likeliest token; top_k keeps the k likeliest (None or 0: all); ids from n_vocab on are
+        never taken. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
         """
         (B, T), total = idx.shape, idx.size(1) + max_new_tokens
-        if T == 0 or max_new_tokens < 0 or total > self.config.max_len:
-            raise ValueError(f"{T} + {max_new_tokens} tokens: at least 1 + 0 and at most max_len {self.config.max_len}")
-        cache, out = Cache(self, B, total), torch.cat((idx, idx.new_zeros(B, max_new_tokens)), dim=1)
+        if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
+            raise ValueError(f"{T} + {max_new_tokens} tokens, of top_k {top_k}: 1 + 0 to max_len {self.config.max_len}")
+        cache, new = Cache(self, B, total), idx
         step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
         for t in range(T, total):
-            logits, _ = self.forward(idx, cache=cache) if t == T else step(out[:, t - 1:t].clone(), cache=cache)
-            scores = logits[:, -1].float()                                          # (B, V)
-            if top_k is not None:
-                kept = scores.topk(min(top_k, scores.size(-1))).values[:, -1:]
-                scores = scores.masked_fill(scores < kept, -math.inf)
-            if temperature == 0:
-                out[:, t] = scores.argmax(-1)
-            else:
-                out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
-        return out
-
-
-def costs(c, T):
-    """(parameters, forward FLOPs per token, numbers read per token) more than gpt.py's, in a context of T tokens."""
-    earlier = [i // c.dilation for i in range(c.period, c.n_layer + 1, c.period)]   # sources of Y_i beside X_i
-    n = sum(earlier) + len(earlier)
-    return n, 2 * n * c.d_model, sum(earlier) * c.d_model
-
-
-def neutral(model):
-    """Nothing to set."""
+            logits, _ = (step if t > T else self.forward)(new, cache=cache)
+            scores = logits[:, -1, :n_vocab].float()                                # (B, V)
+            if top_k:
+                scores[scores < scores.topk(min(top_k, scores.size(-1))).values[:, -1:]] = -math.inf
+            p = (scores / (temperature or 1.0)).softmax(-1)
+            new = torch.multinomial(p, 1, generator=generator) if temperature else scores.argmax(-1, keepdim=True)
+            idx = torch.cat((idx, new), dim=1)
+        return idx
 
 
 if __name__ == "__main__":                      # its size, and one training step on random tokens

@@ -1,40 +1,22 @@
 """Hyper-Connections: n residual streams, and learned maps of what a sublayer reads and writes.   arXiv:2409.19606
 
-The residual stream becomes n streams X_s (B, T, C), all equal to the embedding at first. Sublayer f (attention or MLP,
-with its norm) reads one mixture of them. Its output is added to n other mixtures. The head reads the streams' sum:
+The residual stream becomes n streams X_s (B, T, C), which all start as the embedding. A sublayer f (attention or MLP,
+with its norm) reads a weighted sum of them. Then the streams are mixed, and each gets its share of the sublayer's
+output. The head reads the sum of the streams. In sublayer k = 0 .. 2L-1:
     X_i  <-  sum_s H_res[i, s] X_s  +  H_post[i] f( sum_s H_pre[s] X_s )
-`connection` says what the maps H of sublayer k = 0 .. 2L-1 are:
-    static     learned numbers, the paper's A_m, B and A_r^T; at the start one-hot at k mod n, ones, identity
-    dynamic    static + scale * tanh( LN(X_s) W ) per token. W (C, 2 + n) gives H_pre[s], H_post[s] and H_res[:, s]; it
-               is zero at the start. H_pre and H_res share one scale, H_post has the other. LN and RN are LayerNorm and
-               RMSNorm without parameters
-    manifold   mHC, arXiv:2512.24880: z = alpha * ( RN(X_1 .. X_n) phi ) + bias, one RN over all n C numbers of a token;
-               H_pre = sigmoid(z_pre), H_post = 2 sigmoid(z_post), H_res = sinkhorn(z_res). H_res is doubly stochastic,
-               so that products of it over depth cannot grow
-    lite       mHC-lite, arXiv:2601.05732: manifold with H_res = sum_p softmax(z_res)_p P_p over the n! permutations
-               P_p of the streams, which is doubly stochastic without a loop
-    identity   manifold with H_res = I, from "Your DeepSeek mHC might not need the m", 2026-02-27, translated at
-               https://www.tylerromero.com/translations/zhihu/your-deepseek-mhc-might-not-need-the-m
-Costs per sublayer: its maps have 2 n entries, and n^2 more with an H_res. An entry takes 1 parameter and, for mixing,
-2 C FLOPs per token. manifold adds n C parameters and 2 n C FLOPs per entry, and 1 parameter (alpha) per map; lite makes
-an H_res of n! numbers instead of n^2. dynamic adds 2 C FLOPs per entry and C (n + 2) + 2 parameters. n - 1 more streams
-are read, (n - 1) C numbers, and written.
+Each token has its own maps H. Stream s makes its entries of them, row s of maps = (H_pre[s], H_post[s], H_res[:, s]):
+    maps[s]  =  static[s] + scale * tanh( LN(X_s) W )           LN: LayerNorm without gain and bias
+In the paper H_pre is A_m, H_post is B, and H_res is A_r^T. One scale is for H_pre and H_res, the other for H_post.
+At the start W = 0. H_pre reads stream k mod n alone, H_post is all ones, and H_res is the identity. If every H_pre were
+the same, all streams would get the same gradients and stay equal for ever.
+dynamic=False leaves out the second term: the paper's static form.
 
 Changed from gpt.py: Config, Config.__post_init__, Block.__init__, Block.forward, Model.init_weights, Model.forward
-Equal to gpt.py when: the maps are those of the start, in every setting, up to norm_eps: the streams are equal, and all
-    readers normalise. H_pre prefers another stream in each sublayer, else the streams would stay equal for ever.
-Optimizer: static, W and scale, or bias, phi and alpha, go to AdamW at mix_lr, without decay.
+Equal to gpt.py when: untrained. The streams are equal then, and every reader has a norm, so n times X is read as X.
+Optimizer: static, W and scale go to AdamW at mix_lr, without weight decay.
 Paper and code:
-    - The paper's LayerNorm has gain and bias in its code and none in its parameter counts. Here it has none. As a
-      baseline of SATFormer it has an RMSNorm in the code, layer normalization in the paper.
-    - The paper scales the initial std of wo and w_down by sqrt(n) (up or down is not clear) and decays W. Here neither,
-      so that all models start and train alike.
-    - mHC gives alpha = 0.01 and 20 steps, but neither phi nor bias. Here phi = 0, and the biases are those of
-      mHC-lite's code (github.com/FFTYYY/mhc-lite: 1 or -1 for H_pre, 0 or -8 for H_res), but 0 for H_post:
-      2 sigmoid(0) = 1, as in gpt.py.
-    - Here H_res of the first and last sublayer is I with manifold and lite: equal streams, and the sum of the streams,
-      are the same under any doubly stochastic map.
-    - DeepSeek-V4's code adds an eps to sigmoids and sums, and its head learns its mixture. Here neither.
+    - LN has a gain and a bias in the paper's pseudocode, but not in its parameter counts. Ours has none.
+    - The paper decays W and scales the initial wo and w_down by sqrt(n). We do neither: all our models start alike.
 """
 import math
 from dataclasses import dataclass
@@ -60,35 +42,19 @@ class Config:
     qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
     gate: str = "none"              # gated attention: none | elementwise | headwise
     zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
-    connection: str = "dynamic"     # static | dynamic | manifold | lite (mHC-lite) | identity (H_res = I)
-    n_streams: int = 4              # parallel residual streams: n, the paper's expansion rate
-    tanh: bool = True               # dynamic: tanh bounds the dynamic part
-    sinkhorn_steps: int = 20        # manifold: times that columns and rows of H_res are normalised
+    n_streams: int = 4              # parallel residual streams (n); the paper's expansion rate
+    dynamic: bool = True            # the maps are made per token; False: learned numbers, the same for all tokens
 
     def __post_init__(self):
-        if self.n_kv_head is None:
-            self.n_kv_head = self.n_head
-        if self.d_ff is None:
-            self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64)
-        for name in ("vocab_size", "n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "max_len", "rope_theta"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        if self.d_model % (2 * self.n_head):
-            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head} (rotary pairs)")
-        if self.n_head % self.n_kv_head:
-            raise ValueError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}")
+        self.n_kv_head = self.n_head if self.n_kv_head is None else self.n_kv_head
+        self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64) if self.d_ff is None else self.d_ff
+        if self.d_model % (2 * self.n_head) or self.n_head % self.n_kv_head:
+            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head}, "
+                             f"and that a multiple of n_kv_head {self.n_kv_head}")
         if self.gate not in ("none", "elementwise", "headwise"):
             raise ValueError(f"gate must be none, elementwise or headwise, not {self.gate!r}")
-        if self.connection not in ("static", "dynamic", "manifold", "lite", "identity"):
-            raise ValueError(f"connection must be static, dynamic, manifold, lite or identity, not {self.connection!r}")
         if self.n_streams < 1:
             raise ValueError(f"n_streams must be positive, not {self.n_streams}")
-        if self.n_streams > 6 and self.connection == "lite":
-            raise ValueError(f"connection lite has n_streams! permutations: at most 6 streams, not {self.n_streams}")
-        if not self.tanh and self.connection != "dynamic":
-            raise ValueError(f"tanh belongs to connection dynamic, not to {self.connection}")
-        if self.sinkhorn_steps < 1:
-            raise ValueError(f"sinkhorn_steps must be positive, not {self.sinkhorn_steps}")
 
     @property
     def d_head(self):
@@ -117,21 +83,17 @@ def apply_rope(x, cos, sin):
 def compute_dtype(weight):
     """The dtype of products with this weight: autocast's where that is on, else the weight's."""
     kind = weight.device.type
-    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else weight.dtype
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 class Cache:
-    """Preallocated keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held.
-
-    Model.forward advances it. Its shapes never change, so that a decoding step compiles once.
-    """
+    """Keys and values of every layer, (B, K, max_len, D) each; Model.forward advances `pos` (), the tokens held."""
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
-        dtype = compute_dtype(like)
-        shape = (batch_size, c.n_kv_head, max_len, c.d_head)
-        self.k = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
-        self.v = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        shape, kind = (batch_size, c.n_kv_head, max_len, c.d_head), dict(dtype=compute_dtype(like), device=like.device)
+        self.k = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
+        self.v = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
@@ -191,121 +153,51 @@ class MLP(nn.Module):
         return self.w_down(F.silu(self.w_gate(x)) * self.w_up(x))
 
 
+def mix(weights, X):
+    """sum_s weights[s] X_s: weights (B, T, n) or (n), n streams (B, T, C) -> (B, T, C), in the weights' fp32."""
+    return sum(w[..., None] * x for w, x in zip(weights.unbind(-1), X))
+
+
 class HyperConnection(nn.Module):
-    """Static or dynamic maps of sublayer k: H_pre (n) or (B, T, n), H_post alike, H_res (n, n) or (B, T, n, n)."""
+    """A sublayer among n streams X_i (B, T, C): it reads one mixture of them, and writes to all of them."""
 
-    def __init__(self, c, k):
+    def __init__(self, c):
         super().__init__()
-        n, dynamic = c.n_streams, c.connection == "dynamic"
-        self.favourite = k % n                                                      # the stream it reads at the start
-        self.tanh, self.eps = c.tanh, c.norm_eps
-        self.static = nn.Parameter(torch.empty(n, 2 + n))               # row s: H_pre[s], H_post[s], H_res[:, s]
-        self.dynamic = nn.Parameter(torch.empty(c.d_model, 2 + n)) if dynamic else None     # W
-        self.scale = nn.Parameter(torch.empty(2)) if dynamic else None              # of H_pre and H_res, of H_post
+        n, self.dynamic, self.eps = c.n_streams, c.dynamic, c.norm_eps
+        self.static = nn.Parameter(torch.empty(n, 2 + n))           # row s: H_pre[s], H_post[s], H_res[:, s]
+        if c.dynamic:
+            self.W = nn.Parameter(torch.empty(c.d_model, 2 + n))
+            self.scale = nn.Parameter(torch.empty(2))               # of H_pre and H_res, of H_post
 
-    def forward(self, streams):
-        maps = self.static
-        if self.dynamic is not None:
-            z = torch.stack([self.project(x) for x in streams], dim=-2)             # (B, T, n, 2 + n)
-            scale = torch.cat((self.scale, self.scale[:1].expand(len(streams))))
-            maps = maps + scale * (z.tanh() if self.tanh else z)
-        return maps[..., 0], maps[..., 1], maps[..., 2:].mT
+    def maps(self, X):
+        """H_pre (B, T, n), H_post (B, T, n), H_res (B, T, n, n); without B and T if they are static."""
+        H = self.static
+        if self.dynamic:
+            z = torch.stack([F.layer_norm(x, x.shape[-1:], eps=self.eps) @ self.W for x in X], dim=-2)
+            H = H + torch.cat((self.scale, self.scale[:1].expand(len(X)))) * z.tanh()       # (B, T, n, 2 + n)
+        return H[..., 0], H[..., 1], H[..., 2:].mT
 
-    def project(self, x):
-        """LN(x) W of x (B, T, C) -> (B, T, 2 + n). The product is first: no normalised stream is stored."""
-        W = self.dynamic - self.dynamic.mean(0)                                     # (x - mean(x)) W = x (W - mean(W))
-        y = x.to(torch.promote_types(x.dtype, torch.float32))
-        return (x @ W) * torch.rsqrt(y.var(-1, keepdim=True, correction=0) + self.eps)
-
-
-def sinkhorn(z, steps):
-    """diag(a) K diag(b), K = exp(z) (..., n, n), made doubly stochastic: `steps` times, b makes the columns' sums one,
-    then a the rows'. The first time K itself is divided, by softmax, for exp(z) may over- and underflow. No sum of what
-    that leaves is below 1 / n^2.
-    """
-    K = z.log_softmax(-2).softmax(-1)
-    a = b = torch.ones_like(K[..., 0])
-    for _ in range(steps - 1):
-        b = 1 / (a[..., :, None] * K).sum(-2)
-        a = 1 / (K * b[..., None, :]).sum(-1)
-    return a[..., :, None] * K * b[..., None, :]
-
-
-def permutations(n):
-    """The n! matrices (n!, n, n) with a single one in each row and column; the identity is first."""
-    orders = [()]
-    for _ in range(n):
-        orders = [(*order, s) for order in orders for s in range(n) if s not in order]
-    return torch.eye(n)[torch.tensor(orders)]
-
-
-class ManifoldConnection(nn.Module):
-    """H_pre (B, T, n), H_post (B, T, n), and H_res (B, T, n, n) or None where it is the identity, of sublayer k."""
-
-    def __init__(self, c, k):
-        super().__init__()
-        n, self.favourite = c.n_streams, k % c.n_streams
-        self.eps, self.steps = c.norm_eps, c.sinkhorn_steps
-        mixes = c.connection != "identity" and n > 1 and 0 < k < 2 * c.n_layer - 1
-        lite = mixes and c.connection == "lite"
-        self.register_buffer("orders", permutations(n) if lite else None, persistent=False)
-        # row s: H_pre[s], H_post[s], H_res[:, s]; of lite its weights of the permutations that put s first
-        width = 2 + (math.factorial(n - 1) if lite else n if mixes else 0)
-        self.bias = nn.Parameter(torch.empty(n, width))
-        self.phi = nn.Parameter(torch.empty(n, c.d_model, n * width))
-        self.alpha = nn.Parameter(torch.empty(3 if mixes else 2))                   # of H_pre, H_post, H_res
-
-    def forward(self, streams):
-        n, width = self.bias.shape
-        wide = torch.promote_types(streams[0].dtype, torch.float32)
-        square = sum(x.to(wide).square().mean(-1, keepdim=True) for x in streams) / n
-        z = sum(x @ phi for x, phi in zip(streams, self.phi)) * torch.rsqrt(square + self.eps)  # RN after the product
-        alpha = torch.cat((self.alpha[:2], self.alpha[2:].expand(width - 2)))
-        z = alpha * z.unflatten(-1, (n, width)) + self.bias                         # (B, T, n, width)
-        H_pre, H_post, H_res = z[..., 0].sigmoid(), 2 * z[..., 1].sigmoid(), None
-        if self.orders is not None:
-            H_res = (z[..., 2:].flatten(-2).softmax(-1)[..., None, None] * self.orders).sum(-3)
-        elif width > 2:
-            H_res = sinkhorn(z[..., 2:].mT, self.steps)
-        return H_pre, H_post, H_res
-
-
-def mix(weights, streams):
-    """sum_s weights[s] X_s: weights (n) or (B, T, n), n streams (B, T, C) -> (B, T, C)."""
-    return sum(w[..., None] * x for w, x in zip(weights.unbind(-1), streams)).type_as(streams[0])
-
-
-def write(H_res, H_post, streams, y):
-    """The streams after a sublayer with output y (B, T, C): X_i <- sum_s H_res[i, s] X_s + H_post[i] y.
-
-    Computed as X_i + sum_s (H_res - I)[i, s] X_s + H_post[i] y: so backward moves the streams' gradients in their own
-    dtype.
-    """
-    if H_res is None:
-        return [x + mix(post, [y]) for x, post in zip(streams, H_post.split(1, dim=-1))]
-    eye = torch.eye(len(streams), dtype=H_res.dtype, device=H_res.device)
-    weights = torch.cat((H_res - eye, H_post[..., None]), dim=-1)                   # (n, n + 1) or (B, T, n, n + 1)
-    return [x + mix(row, [*streams, y]) for x, row in zip(streams, weights.unbind(-2))]
+    def forward(self, X, sublayer):
+        """X_i <- sum_s H_res[i, s] X_s + H_post[i] sublayer( sum_s H_pre[s] X_s )"""
+        H_pre, H_post, H_res = self.maps(X)
+        y = sublayer(mix(H_pre, X).type_as(X[0]))                                   # (B, T, C)
+        change = H_res - torch.eye(len(X), device=y.device)         # X_i + ..: 4% fewer bytes in a training step
+        return [x + (mix(h, X) + b[..., None] * y).type_as(x)
+                for x, h, b in zip(X, change.unbind(-2), H_post.unbind(-1))]
 
 
 class Block(nn.Module):
     def __init__(self, c, layer):
         super().__init__()
-        connection = HyperConnection if c.connection in ("static", "dynamic") else ManifoldConnection
-        self.attn_connection = connection(c, 2 * layer)
-        self.mlp_connection = connection(c, 2 * layer + 1)
         self.attn_norm = RMSNorm(c.d_model, c.norm_eps)
         self.attn = Attention(c, layer)
         self.mlp_norm = RMSNorm(c.d_model, c.norm_eps)
         self.mlp = MLP(c.d_model, c.d_ff)
+        self.attn_connection, self.mlp_connection = HyperConnection(c), HyperConnection(c)
 
-    def forward(self, streams, rope, cache=None):
-        H_pre, H_post, H_res = self.attn_connection(streams)
-        y = self.attn(self.attn_norm(mix(H_pre, streams)), rope, cache)             # (B, T, C)
-        streams = write(H_res, H_post, streams, y)
-        H_pre, H_post, H_res = self.mlp_connection(streams)
-        y = self.mlp(self.mlp_norm(mix(H_pre, streams)))
-        return write(H_res, H_post, streams, y)
+    def forward(self, X, rope, cache=None):
+        X = self.attn_connection(X, lambda x: self.attn(self.attn_norm(x), rope, cache))
+        return self.mlp_connection(X, lambda x: self.mlp(self.mlp_norm(x)))
 
 
 class Model(nn.Module):
@@ -329,20 +221,12 @@ class Model(nn.Module):
         """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
         for name, p in self.named_parameters():
             module, last = f".{name}".split(".")[-2:]
-            if last == "static":                # one stream is read, all are written to, all are kept
+            if last == "static":                # sublayer k reads stream k mod n and writes to all; all are kept
+                k = 2 * int(name.split(".")[1]) + (module == "mlp_connection")
                 p[:, 0], p[:, 1], p[:, 2:] = 0.0, 1.0, torch.eye(len(p))
-                p[self.get_submodule(name.removesuffix(".static")).favourite, 0] = 1.0
-            elif last == "bias":                # the same, before sigmoids and softmax or Sinkhorn's steps
-                p[:, 0], p[:, 1], p[:, 2:] = -1.0, 0.0, -8.0
-                p[self.get_submodule(name.removesuffix(".bias")).favourite, 0] = 1.0
-                if self.config.connection == "lite":
-                    p[:1, 2:3] = 0.0            # the identity, the first of the permutations
-                else:
-                    p[:, 2:].fill_diagonal_(0.0)
-            elif last in ("dynamic", "phi"):
-                p.zero_()
-            elif last in ("scale", "alpha"):
-                p.fill_(0.01)
+                p[k % len(p), 0] = 1.0
+            elif last in ("W", "scale"):
+                p.fill_(0.0 if last == "W" else 0.01)
             elif module.endswith("norm"):
                 p.fill_(1.0)
             elif module in ("wo", "w_down", "head") and self.config.zero_init:
@@ -353,19 +237,18 @@ class Model(nn.Module):
                 raise ValueError(f"init_weights does not know {name}")
 
     def forward(self, idx, targets=None, cache=None):
-        """Logits of the next token, and the loss if targets are given.
+        """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
-        Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
-        z_loss * mean(logsumexp(logits)^2) added. Without targets loss is None; with them the logits carry no gradient.
-        ValueError if T exceeds max_len.
+        The loss is the mean cross-entropy in nats per token, in training mode plus z_loss * mean(logsumexp(logits)^2).
+        With targets the logits carry no gradient. ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
-        streams = [x] * self.config.n_streams
+        X = [x] * self.config.n_streams
         for block in self.blocks:
-            streams = block(streams, rope, cache)
-        return self.output(sum(streams), targets, cache)
+            X = block(X, rope, cache)
+        return self.output(sum(X), targets, cache)
 
     def rope(self, T, cache):
         """cos, sin (T, 1, D/2) of the next T positions."""
@@ -378,9 +261,7 @@ class Model(nn.Module):
 
     def output(self, x, targets, cache):
         """Final norm, head and loss on x (B, T, C); advances the cache."""
-        pad = -self.config.vocab_size % 64                  # a GPU multiplies rows of whole 128 bytes faster
-        weight = F.pad(self.head.weight, (0, 0, 0, pad)) if pad else self.head.weight
-        logits = F.linear(self.final_norm(x), weight)[..., :self.config.vocab_size]          # (B, T, V)
+        logits = self.head(self.final_norm(x))                                      # (B, T, V)
         if cache is not None:
             cache.pos += x.size(1)
         if targets is None:
@@ -392,43 +273,26 @@ class Model(nn.Module):
         return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
 
     @torch.no_grad()
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
         """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest token; top_k keeps the k likeliest. compile=True compiles the decoding step.
-        ValueError if the result would be longer than max_len.
+        temperature 0 takes the likeliest token; top_k keeps the k likeliest (None or 0: all); ids from n_vocab on are
+        never taken. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
         """
         (B, T), total = idx.shape, idx.size(1) + max_new_tokens
-        if T == 0 or max_new_tokens < 0 or total > self.config.max_len:
-            raise ValueError(f"{T} + {max_new_tokens} tokens: at least 1 + 0 and at most max_len {self.config.max_len}")
-        cache, out = Cache(self, B, total), torch.cat((idx, idx.new_zeros(B, max_new_tokens)), dim=1)
+        if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
+            raise ValueError(f"{T} + {max_new_tokens} tokens, of top_k {top_k}: 1 + 0 to max_len {self.config.max_len}")
+        cache, new = Cache(self, B, total), idx
         step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
         for t in range(T, total):
-            logits, _ = self.forward(idx, cache=cache) if t == T else step(out[:, t - 1:t].clone(), cache=cache)
-            scores = logits[:, -1].float()                                          # (B, V)
-            if top_k is not None:
-                kept = scores.topk(min(top_k, scores.size(-1))).values[:, -1:]
-                scores = scores.masked_fill(scores < kept, -math.inf)
-            if temperature == 0:
-                out[:, t] = scores.argmax(-1)
-            else:
-                out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
-        return out
-
-
-def costs(c, T):
-    """(extra parameters, extra forward FLOPs per token, numbers read per token) against gpt.py; T: the context."""
-    n, C, n_sub = c.n_streams, c.d_model, 2 * c.n_layer
-    with_res = {"static": n_sub, "dynamic": n_sub, "identity": 0}.get(c.connection, (n_sub - 2) * (n > 1))
-    entries = n_sub * 2 * n + with_res * n * n
-    made = n_sub * 2 * n + with_res * (math.factorial(n) if c.connection == "lite" else n * n)
-    own, per_number = {"static": (0, 0), "dynamic": (n_sub * (C * (n + 2) + 2), 1)}.get(
-        c.connection, (made * n * C + 2 * n_sub + with_res, n))
-    return made + own, 2 * C * (entries + made * per_number), n_sub * (n - 1) * C
-
-
-def neutral(model):
-    """Nothing to set."""
+            logits, _ = (step if t > T else self.forward)(new, cache=cache)
+            scores = logits[:, -1, :n_vocab].float()                                # (B, V)
+            if top_k:
+                scores[scores < scores.topk(min(top_k, scores.size(-1))).values[:, -1:]] = -math.inf
+            p = (scores / (temperature or 1.0)).softmax(-1)
+            new = torch.multinomial(p, 1, generator=generator) if temperature else scores.argmax(-1, keepdim=True)
+            idx = torch.cat((idx, new), dim=1)
+        return idx
 
 
 if __name__ == "__main__":                      # its size, and one training step on random tokens

@@ -1,43 +1,22 @@
 """MUDDFormer: every block reads four input-dependent mixtures of all earlier block outputs.   arXiv:2502.12170
 
-In gpt.py a block reads the last output X_i. Here it has four inputs, for queries, keys, values and the residual, each a
-weighted sum of all outputs so far. The weights are made per token from X_i. For block i + 1, i = 1 .. L-1 (Eq. 5-8):
+In gpt.py the last output X_i is all that a block reads. Here a block has four inputs: for its queries, its keys, its
+values and the residual. Each is a sum of all outputs so far, weighted by numbers that are made from X_i for each token.
+X_0 is the embedding, X_j the output of block j. After block i = 1 .. L (Eq. 5 to 8):
     A_i     = gelu( RN(X_i) w1_i ) w2_i + a_i       (B, T, n, S): n = 4 streams, S = i + 1 sources; RN: RMSNorm, no gain
-    X^c     = sum_{j=0..i} A_i[c, j] X_j            c in q, k, v, r; X_0 is the embedding, X_j the output of block j
-    x       = X^r + attn( norm_q(X^q), norm_k(X^k), norm_v(X^v) )
-    X_{i+1} = x + mlp( norm(x) )
-Block 1 reads X_0, with one norm; the others have three, also where no mixture comes before (period, last_k). The head
-reads one more mixture (r) of X_0 .. X_L. MLP widths grow linearly from 0.5 to 1.5 d_ff over the depth (ffn_realloc,
-Eq. 9). norm_q is `q_in_norm`, and A_i, with its w1, w2 and a, `aggregate["i"].weights`.
-Rows of the paper's ablation: dynamic=False has A_i = a_i; multiway=False has one mixture for all four inputs (with
-dynamic=False too, the sums of denseformer.py); streams="kvr" mixes no q, which is then X_i. The head's mixture stays,
-whatever streams says.
-pre_post_norm (section 2.5, for deep models): X^c = X_i + norm'_c( sum_j A_i[c, j] norm_j(X_j) ); A_i reads the raw X_i.
-Sparse forms, also together: mixtures only after every `period`-th block and the last; only sources j = i modulo
-`dilation`; only the last `window` outputs and the embedding; mixtures only after the last `last_k` blocks. last_k=0
-with multiway=False mixes nothing: Transformer++ with ffn_realloc, of the paper's table 5.
-Costs n S (C + n S + 1) parameters per A_i, two FLOPs per token for each weight of w1 and w2, 2 C n S for the sums,
-which read S - 1 earlier outputs (the head's: n = 1, S = L + 1). norm_k and norm_v add 2 C (L-1) parameters.
+    X^c     = sum_{j=0..i} A_i[c, j] X_j            for the streams c = q, k, v, r
+    x       = X^r + attn( q_in_norm(X^q), k_in_norm(X^k), v_in_norm(X^v) )
+    X_{i+1} = x + mlp( mlp_norm(x) )
+Block 1 reads X_0 four times. The head reads one more mixture, the r of X_0 .. X_L. MLPs grow with depth, from 0.5 to
+1.5 d_ff (Eq. 9). At the start w2 is zero and a picks X_i, as in gpt.py.
+pre_post_norm (section 2.5, for deep models): X^c = X_i + post_norms_c( sum_j A_i[c, j] pre_norms_j(X_j) ), a_i from 0.
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.forward, Block.__init__, Block.forward, Model.__init__,
     Model.init_weights, Model.forward
-Equal to gpt.py when: ffn_realloc=False, at the start: w2 = 0 and a_i = 1 for j = i, else 0 (pre_post_norm: a_i = 0).
-Optimizer: w1, w2 and a go to AdamW at mix_lr, also beside Muon; they are not in the blocks. The paper has a weight
-    decay of 0.1 and names no exception; here nothing outside the blocks decays.
-Paper and code (github.com/Caiyun-AI/MUDDFormer):
-    - The code makes w1_i 64 (n S // 64 + 1) wide, the last 64 (4 n S // 64 + 1), and MLPs a multiple of 128. Here it is
-      n S, also for the last, where appendix B has 4 (L + 1), and a multiple of 64. released=True takes the code's
-      widths, for the released weights.
-    - The PyTorch code rounds the rotary table to bfloat16; here it is not rounded.
-    - The JAX code has the tanh form of GELU, and norm' on r alone, by operator precedence; here GELU is exact, as in
-      the PyTorch code, and norm' is on all streams, as in the paper.
-    - Eq. 4 sums to i - 1; the paper's a_i and the code have the source i too. Eq. 5 makes A_i from a mixture; Eq. 6,
-      appendix B and the code make it from X_i. Eq. 10 has X_i inside norm'; the text and the code add it behind. Here
-      as in the code.
-    - Outside the mixtures the paper starts with Xavier normal; here with the common 0.02.
-    - The gate of gated attention, not in the paper, reads the query input.
-    - last_k=2 with streams="vr" is near pull request 259 of github.com/KellerJordan/modded-nanogpt (first version: loss
-      3.2867 -> 3.2783, +1.9% time), which differs in the sources, the scale of A and the place of X^v.
+Optimizer: w1, w2 and a go to AdamW at mix_lr, also beside Muon.
+Paper and code (github.com/Caiyun-AI/MUDDFormer): w1 has the code's hidden width, so that its weights fit; the paper's
+is n S. Eq. 10 has X_i inside the last norm; here it is outside, as in the paper's text and in the code. In the code
+block 1 has a single norm for q, k and v. Outside the mixtures the paper starts with Xavier normal, we as in gpt.py.
 """
 import math
 from dataclasses import dataclass
@@ -63,43 +42,18 @@ class Config:
     qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
     gate: str = "none"              # gated attention: none | elementwise | headwise
     zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
-    dynamic: bool = True            # the weights depend on the token; False: static only
-    multiway: bool = True           # a mixture each for q, k, v and the residual; False: one for all
-    streams: str = "qkvr"           # with multiway: the inputs that are mixtures
-    ffn_realloc: bool = True        # MLP widths from 0.5 to 1.5 d_ff over the depth
-    pre_post_norm: bool = False     # norms before and after the sums (PrePostDANorm)
-    period: int = 1                 # mixtures after every period-th block, and after the last
-    dilation: int = 1               # sources are every dilation-th block output
-    window: int | None = None       # sources are the last so many block outputs, and the embedding; None: all
-    last_k: int | None = None       # mixtures after the last k blocks only; None: after all of them
-    released: bool = False          # the code's widths of w1 and of the MLPs, for the released weights
+    pre_post_norm: bool = False     # norms before and after the mixtures, for deep models (section 2.5)
 
     def __post_init__(self):
-        if self.n_kv_head is None:
-            self.n_kv_head = self.n_head
-        if self.d_ff is None:
-            self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64)
-        for name in ("vocab_size", "n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "max_len", "rope_theta"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        if self.d_model % (2 * self.n_head):
-            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head} (rotary pairs)")
-        if self.n_head % self.n_kv_head:
-            raise ValueError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}")
+        self.n_kv_head = self.n_head if self.n_kv_head is None else self.n_kv_head
+        self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64) if self.d_ff is None else self.d_ff
+        if self.d_model % (2 * self.n_head) or self.n_head % self.n_kv_head:
+            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head}, "
+                             f"and that a multiple of n_kv_head {self.n_kv_head}")
         if self.gate not in ("none", "elementwise", "headwise"):
             raise ValueError(f"gate must be none, elementwise or headwise, not {self.gate!r}")
-        if not self.streams or sorted(self.streams) != sorted(set(self.streams) & set("qkvr")):
-            raise ValueError(f"streams must be some of qkvr, not {self.streams!r}")
-        if not self.multiway and len(self.streams) < 4:
-            raise ValueError("streams is for multiway only")
-        if min(self.period, self.dilation, self.window or 1) < 1 or self.window == 0:
-            raise ValueError("period, dilation and window must be at least 1")
-        if self.last_k is None:
-            self.last_k = self.n_layer
-        if not 0 <= self.last_k <= self.n_layer:
-            raise ValueError(f"last_k must lie between 0 and n_layer {self.n_layer}, not {self.last_k}")
-        if self.ffn_realloc and self.n_layer < 2:
-            raise ValueError("ffn_realloc needs at least 2 layers")
+        if self.n_layer < 2:
+            raise ValueError("n_layer must be at least 2, since MLP widths grow from the first layer to the last")
 
     @property
     def d_head(self):
@@ -128,21 +82,17 @@ def apply_rope(x, cos, sin):
 def compute_dtype(weight):
     """The dtype of products with this weight: autocast's where that is on, else the weight's."""
     kind = weight.device.type
-    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else weight.dtype
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 class Cache:
-    """Preallocated keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held.
-
-    Model.forward advances it. Its shapes never change, so that a decoding step compiles once.
-    """
+    """Keys and values of every layer, (B, K, max_len, D) each; Model.forward advances `pos` (), the tokens held."""
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
-        dtype = compute_dtype(like)
-        shape = (batch_size, c.n_kv_head, max_len, c.d_head)
-        self.k = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
-        self.v = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        shape, kind = (batch_size, c.n_kv_head, max_len, c.d_head), dict(dtype=compute_dtype(like), device=like.device)
+        self.k = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
+        self.v = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
@@ -179,15 +129,15 @@ class Attention(nn.Module):
         n_gate = {"none": 0, "elementwise": c.n_head * c.d_head, "headwise": c.n_head}[c.gate]
         self.gate = nn.Linear(c.d_model, n_gate, bias=False) if n_gate else None
 
-    def forward(self, x_q, x_k, x_v, rope, cache=None):
-        B, T, _ = x_q.shape
-        q = self.wq(x_q).view(B, T, self.n_head, self.d_head)                       # (B, T, H, D)
+    def forward(self, x, x_k, x_v, rope, cache=None):
+        B, T, _ = x.shape
+        q = self.wq(x).view(B, T, self.n_head, self.d_head)                         # (B, T, H, D)
         k = self.wk(x_k).view(B, T, self.n_kv_head, self.d_head)                    # (B, T, K, D)
         v = self.wv(x_v).view(B, T, self.n_kv_head, self.d_head)                    # (B, T, K, D)
         q, k = apply_rope(self.q_norm(q), *rope), apply_rope(self.k_norm(k), *rope)
         y = attend(q, k, v, self.layer, cache)                                      # (B, T, H, D)
         if self.gate is not None:
-            y = y * self.gate(x_q).sigmoid().view(B, T, self.n_head, -1)            # times (B, T, H, D or 1)
+            y = y * self.gate(x).sigmoid().view(B, T, self.n_head, -1)              # times (B, T, H, D or 1)
         return self.wo(y.reshape(B, T, -1))                                         # (B, T, C)
 
 
@@ -202,87 +152,32 @@ class MLP(nn.Module):
         return self.w_down(F.silu(self.w_gate(x)) * self.w_up(x))
 
 
-def mixtures(c):
-    """{i: (streams, sources)}: what is mixed after block i, counting from 1; stream "x" serves all four inputs."""
-    found = {}
-    for i in range(c.n_layer + 1 - c.last_k, c.n_layer + 1):
-        if i % c.period == 0 or i == c.n_layer:
-            sources = [j for j in range(i + 1) if (i - j) % c.dilation == 0 and (not c.window or i - j < c.window)]
-            if c.window and 0 not in sources:
-                sources.insert(0, 0)
-            streams = c.streams if c.multiway else "x"
-            found[i] = ("r" if i == c.n_layer else streams), sources
-    return found
+class DepthAggregate(nn.Module):
+    """X^c = sum_j A[c, j] X_j for each of n streams c, with weights A = gelu( RN(x) w1 ) w2 + a made per token."""
 
-
-def hidden_width(c, n, S, last):
-    """Hidden width of the MLP that makes n S weights."""
-    return 64 * ((4 if last else 1) * n * S // 64 + 1) if c.released else n * S
-
-
-def mlp_width(c, layer):
-    """Hidden width of the MLP in block `layer`, counting from 0."""
-    n = 128 if c.released else 64
-    return n * max(1, round(c.d_ff * (0.5 + layer / (c.n_layer - 1)) / n)) if c.ffn_realloc else c.d_ff
-
-
-class DepthWeights(nn.Module):
-    """A (B, T, n, S), or (n, S) if static: how much of each of S sources goes into each of n streams."""
-
-    def __init__(self, c, n, S, last):
+    def __init__(self, c, n, S):
         super().__init__()
-        self.shape, self.eps, self.w1 = (n, S), c.norm_eps, None
+        hidden = 64 * (4 * S // 64 + 1)                                             # as in the released code
+        self.norm = nn.RMSNorm(c.d_model, c.norm_eps, elementwise_affine=False)
+        self.w1 = nn.Linear(c.d_model, hidden, bias=False)
+        self.w2 = nn.Linear(hidden, n * S, bias=False)
         self.a = nn.Parameter(torch.empty(n, S))
-        if c.dynamic:
-            self.w1 = nn.Linear(c.d_model, hidden_width(c, n, S, last), bias=False)
-            self.w2 = nn.Linear(hidden_width(c, n, S, last), n * S, bias=False)
 
-    def forward(self, x):
-        A = self.a
-        if self.w1 is not None:
-            A = A + self.w2(F.gelu(self.w1(F.rms_norm(x, x.shape[-1:], eps=self.eps)))).unflatten(-1, self.shape)
-        return A.type_as(x)                                                         # else the states would become fp32
-
-
-def mix_sources(A, sources):
-    """X^c = sum_j A[.., c, j] X_j: A (B, T, n, S) or (n, S), S sources X_j (B, T, C) -> n streams X^c (B, T, C)."""
-    return [sum(a[..., None] * x for a, x in zip(row.unbind(-1), sources)) for row in A.unbind(-2)]
-
-
-class Aggregate(nn.Module):
-    """The inputs (q, k, v, r) of the next block, each (B, T, C)."""
-
-    def __init__(self, c, last, streams, sources):
-        super().__init__()
-        self.streams, self.sources = streams, sources
-        self.weights = DepthWeights(c, len(streams), len(sources), last)
-        normed = streams if c.pre_post_norm else ""
-        self.post_norms = nn.ModuleDict({f"{s}_post_norm": RMSNorm(c.d_model, c.norm_eps) for s in normed})
-
-    def forward(self, x, outputs):
-        """x: X_i. outputs: X_0 .. X_i, through norm_j if pre_post_norm; (B, T, C) each."""
-        streams = dict.fromkeys("qkvr", x)
-        for s, mixed in zip(self.streams, mix_sources(self.weights(x), [outputs[j] for j in self.sources])):
-            if self.post_norms:
-                mixed = x + self.post_norms[f"{s}_post_norm"](mixed)
-            streams |= dict.fromkeys("qkvr" if s == "x" else s, mixed)
-        return tuple(streams.values())
+    def forward(self, x, sources):              # x: the last output X_i; sources: S tensors X_j, all (B, T, C)
+        A = self.w2(F.gelu(self.w1(self.norm(x)))).unflatten(-1, self.a.shape) + self.a          # (B, T, n, S)
+        return [sum(a[..., None] * X for a, X in zip(row.unbind(-1), sources)) for row in A.type_as(x).unbind(-2)]
 
 
 class Block(nn.Module):
     def __init__(self, c, layer):
         super().__init__()
-        self.q_in_norm = RMSNorm(c.d_model, c.norm_eps)                             # block 1 has one input and one norm
-        self.k_in_norm = RMSNorm(c.d_model, c.norm_eps) if c.multiway and layer > 0 else None
-        self.v_in_norm = RMSNorm(c.d_model, c.norm_eps) if c.multiway and layer > 0 else None
+        self.q_in_norm, self.k_in_norm, self.v_in_norm = (RMSNorm(c.d_model, c.norm_eps) for _ in range(3))
         self.attn = Attention(c, layer)
         self.mlp_norm = RMSNorm(c.d_model, c.norm_eps)
-        self.mlp = MLP(c.d_model, mlp_width(c, layer))
+        self.mlp = MLP(c.d_model, 128 * max(1, round(c.d_ff / 128 * (layer / (c.n_layer - 1) + 0.5))))    # Eq. 9
 
     def forward(self, x_q, x_k, x_v, x, rope, cache=None):
-        k_norm, v_norm = self.k_in_norm or self.q_in_norm, self.v_in_norm or self.q_in_norm
-        q, k, v = self.q_in_norm(x_q), k_norm(x_k), v_norm(x_v)
-        x = x + self.attn(q, k, v, rope, cache)
+        x = x + self.attn(self.q_in_norm(x_q), self.k_in_norm(x_k), self.v_in_norm(x_v), rope, cache)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -292,9 +187,10 @@ class Model(nn.Module):
         self.config = c = config
         self.embed = nn.Embedding(c.vocab_size, c.d_model)
         self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.n_layer))
-        self.aggregate = nn.ModuleDict({str(i): Aggregate(c, i == c.n_layer, *of) for i, of in mixtures(c).items()})
-        used = sorted({j for _, sources in mixtures(c).values() for j in sources}) if c.pre_post_norm else []
-        self.pre_norms = nn.ModuleDict({f"{j}_pre_norm": RMSNorm(c.d_model, c.norm_eps) for j in used})
+        self.aggregate = nn.ModuleList(DepthAggregate(c, 1 if S > c.n_layer else 4, S) for S in range(2, c.n_layer + 2))
+        norm = RMSNorm if c.pre_post_norm else nn.Identity
+        self.pre_norms = nn.ModuleList(norm(c.d_model, c.norm_eps) for _ in range(c.n_layer + 1))
+        self.post_norms = nn.ModuleList(nn.ModuleList(norm(c.d_model, c.norm_eps) for _ in m.a) for m in self.aggregate)
         self.final_norm = RMSNorm(c.d_model, c.norm_eps)
         self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
         if c.tie_embeddings:
@@ -309,19 +205,16 @@ class Model(nn.Module):
     def init_weights(self):
         """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
         for name, p in self.named_parameters():
-            module, last = f".{name}".split(".")[-2:]
-            if last == "a":
+            module = f".{name}".split(".")[-2]
+            if "norm" in name:
+                p.fill_(1e-3 if "post_norms" in name else 1.0)
+            elif name.endswith(".a"):
                 p.zero_()
-                if not self.config.pre_post_norm:
-                    p[:, -1] = 1.0                                                  # X^c = X_i
+                p[:, -1] = 0.0 if self.config.pre_post_norm else 1.0                # X^c = X_i
             elif module == "w1":
                 nn.init.normal_(p, std=self.config.d_model ** -0.5)
             elif module == "w2":
                 p.zero_()
-            elif module.endswith("post_norm"):
-                p.fill_(1e-3)
-            elif module.endswith("norm"):
-                p.fill_(1.0)
             elif module in ("wo", "w_down", "head") and self.config.zero_init:
                 p.zero_()
             elif module in ("embed", "wq", "wk", "wv", "wo", "gate", "w_gate", "w_up", "w_down", "head"):
@@ -330,25 +223,22 @@ class Model(nn.Module):
                 raise ValueError(f"init_weights does not know {name}")
 
     def forward(self, idx, targets=None, cache=None):
-        """Logits of the next token, and the loss if targets are given.
+        """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
-        Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
-        z_loss * mean(logsumexp(logits)^2) added. Without targets loss is None; with them the logits carry no gradient.
-        ValueError if T exceeds max_len.
+        The loss is the mean cross-entropy in nats per token, in training mode plus z_loss * mean(logsumexp(logits)^2).
+        With targets the logits carry no gradient. ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
-        streams, outputs = (x, x, x, x), [self.pre_norm(0, x)]
-        for i, block in enumerate(self.blocks, start=1):
+        streams, sources = (x, x, x, x), [self.pre_norms[0](x)]
+        for i, block in enumerate(self.blocks):
             x = block(*streams, rope, cache)
-            outputs.append(self.pre_norm(i, x))
-            streams = self.aggregate[str(i)](x, outputs) if str(i) in self.aggregate else (x, x, x, x)
+            sources.append(self.pre_norms[i + 1](x))
+            streams = self.aggregate[i](x, sources)
+            if self.config.pre_post_norm:
+                streams = [x + norm(mixed) for norm, mixed in zip(self.post_norms[i], streams)]
         return self.output(streams[-1], targets, cache)
-
-    def pre_norm(self, j, x):
-        """X_j as the sums read it."""
-        return self.pre_norms[f"{j}_pre_norm"](x) if f"{j}_pre_norm" in self.pre_norms else x
 
     def rope(self, T, cache):
         """cos, sin (T, 1, D/2) of the next T positions."""
@@ -361,9 +251,7 @@ class Model(nn.Module):
 
     def output(self, x, targets, cache):
         """Final norm, head and loss on x (B, T, C); advances the cache."""
-        pad = -self.config.vocab_size % 64                  # a GPU multiplies rows of whole 128 bytes faster
-        weight = F.pad(self.head.weight, (0, 0, 0, pad)) if pad else self.head.weight
-        logits = F.linear(self.final_norm(x), weight)[..., :self.config.vocab_size]          # (B, T, V)
+        logits = self.head(self.final_norm(x))                                      # (B, T, V)
         if cache is not None:
             cache.pos += x.size(1)
         if targets is None:
@@ -375,48 +263,26 @@ class Model(nn.Module):
         return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
 
     @torch.no_grad()
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
         """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest token; top_k keeps the k likeliest. compile=True compiles the decoding step.
-        ValueError if the result would be longer than max_len.
+        temperature 0 takes the likeliest token; top_k keeps the k likeliest (None or 0: all); ids from n_vocab on are
+        never taken. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
         """
         (B, T), total = idx.shape, idx.size(1) + max_new_tokens
-        if T == 0 or max_new_tokens < 0 or total > self.config.max_len:
-            raise ValueError(f"{T} + {max_new_tokens} tokens: at least 1 + 0 and at most max_len {self.config.max_len}")
-        cache, out = Cache(self, B, total), torch.cat((idx, idx.new_zeros(B, max_new_tokens)), dim=1)
+        if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
+            raise ValueError(f"{T} + {max_new_tokens} tokens, of top_k {top_k}: 1 + 0 to max_len {self.config.max_len}")
+        cache, new = Cache(self, B, total), idx
         step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
         for t in range(T, total):
-            logits, _ = self.forward(idx, cache=cache) if t == T else step(out[:, t - 1:t].clone(), cache=cache)
-            scores = logits[:, -1].float()                                          # (B, V)
-            if top_k is not None:
-                kept = scores.topk(min(top_k, scores.size(-1))).values[:, -1:]
-                scores = scores.masked_fill(scores < kept, -math.inf)
-            if temperature == 0:
-                out[:, t] = scores.argmax(-1)
-            else:
-                out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
-        return out
-
-
-def costs(c, T):
-    """(parameters, forward FLOPs per token, numbers read per token) more than gpt.py's, in a context of T tokens."""
-    sizes = [(len(streams), len(sources), i == c.n_layer) for i, (streams, sources) in mixtures(c).items()]
-    widths = [hidden_width(c, n, S, last) * c.dynamic for n, S, last in sizes]
-    weights = sum(width * (c.d_model + n * S) for width, (n, S, _) in zip(widths, sizes))           # w1 and w2
-    norms = 2 * (c.n_layer - 1) * c.multiway                                                        # norm_k and norm_v
-    if c.pre_post_norm:
-        norms += len({j for _, sources in mixtures(c).values() for j in sources}) + sum(n for n, _, _ in sizes)
-    mlps = 3 * c.d_model * sum(mlp_width(c, layer) - c.d_ff for layer in range(c.n_layer))          # 0 but for rounding
-    sums = sum(n * S for n, S, _ in sizes)
-    read = sum(S - 1 for _, S, _ in sizes) * c.d_model
-    return weights + sums + norms * c.d_model + mlps, 2 * (weights + sums * c.d_model + mlps), read
-
-
-def neutral(model):
-    """Nothing to set. ValueError for settings that are never the baseline's."""
-    if model.config.ffn_realloc:
-        raise ValueError("ffn_realloc gives the MLPs other widths than gpt.py's")
+            logits, _ = (step if t > T else self.forward)(new, cache=cache)
+            scores = logits[:, -1, :n_vocab].float()                                # (B, V)
+            if top_k:
+                scores[scores < scores.topk(min(top_k, scores.size(-1))).values[:, -1:]] = -math.inf
+            p = (scores / (temperature or 1.0)).softmax(-1)
+            new = torch.multinomial(p, 1, generator=generator) if temperature else scores.argmax(-1, keepdim=True)
+            idx = torch.cat((idx, new), dim=1)
+        return idx
 
 
 if __name__ == "__main__":                      # its size, and one training step on random tokens

@@ -1,28 +1,21 @@
 """ResFormer: later layers also read the first layer's values.   arXiv:2410.17897
 
-The value projection of layer n >= 2 is mixed with that of layer 1, so that early token information stays in reach:
-    v_n  <-  lambda1_n * v_1 + lambda2_n * v_n,     v_1 = wv(norm(x)) of the first layer (`v_first` below), not detached
-Queries, keys and the first layer stay as they are. `value_mix` is one of
-    identity    lambda1 = lambda2 = 0.5
-    constant    lambda1 = 2, lambda2 = 1
-    learnable   two learned scalars per layer, both 0.5 at the start
-    plus        lambda1_n = scale * softmax(l)_n over the reading layers, with scale, l and lambda2 learned
-                (Learnable ResFormer Plus, the paper's best)
-`last_k` restricts the reading to the last k layers. With value_mix="learnable" it is ExoFormer's ResFormer row, with
-gate="elementwise" too its "naive combination" (arXiv:2601.08131, which does not say whether lambdas are scalars).
-Costs per reading layer 2 parameters (learnable and plus), 3 K D FLOPs and K D numbers of v_1 read per token; plus has
-one more parameter in all.
+Attention mixes the values of the first layer into those of every later layer, so that deep layers still see what the
+tokens said at the start. Queries, keys and the first layer stay as they are. For the reading layers n:
+    v_n  <-  lambda1_n * v_first + lambda2_n * v_n,     v_first = wv(norm(x)) of the first layer, not detached
+Options:
+    value_mix=identity     lambda1 = lambda2 = 0.5
+    value_mix=learnable    lambda1 and lambda2 are learned, two numbers per layer, both 0.5 at the start
+    value_mix=plus         lambda1_n = scale * softmax(logits)_n over the reading layers, with learned scale, logits and
+                           lambda2: Learnable ResFormer Plus, the paper's best
+    last_k                 only the last k layers read v_first
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.forward, Block.forward, Model.__init__, Model.init_weights,
     Model.forward
-Equal to gpt.py when: lambda1 = 0, lambda2 = 1.
-Optimizer: scale, l and the lambdas go to AdamW at mix_lr, without decay.
-Paper and code:
-  - SATFormer's code (github.com/SkyeGunasekaran/SATFormer) takes the softmax over all L-1 later layers, even when only
-    k read, and starts `scale` at L. Here both go by the number of reading layers, so that lambda1 starts at 1.
-  - l starts at zero and lambda2 at 0.5, as in that code.
-  - SATFormer's paper (arXiv:2605.03953, section 2) holds lambda2 "constant across layers". Here, as in its code, it is
-    learned, one per layer.
+Equal to gpt.py when: lambda1 = 0 and lambda2 = 1.
+Optimizer: scale, logits and the lambdas go to AdamW at mix_lr, without weight decay.
+SATFormer's code for plus takes the softmax over all L - 1 later layers, even if only k read, and starts scale at L.
+Here both count the reading layers, so that lambda1 starts at 1.
 """
 import math
 from dataclasses import dataclass
@@ -48,27 +41,20 @@ class Config:
     qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
     gate: str = "none"              # gated attention: none | elementwise | headwise
     zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
-    value_mix: str = "plus"         # identity | constant | learnable | plus
+    value_mix: str = "plus"         # identity | learnable | plus
     last_k: int | None = None       # only the last k layers read the first layer's values; None: all but the first
 
     def __post_init__(self):
-        if self.n_kv_head is None:
-            self.n_kv_head = self.n_head
-        if self.d_ff is None:
-            self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64)
-        for name in ("vocab_size", "n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "max_len", "rope_theta"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        if self.d_model % (2 * self.n_head):
-            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head} (rotary pairs)")
-        if self.n_head % self.n_kv_head:
-            raise ValueError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}")
+        self.n_kv_head = self.n_head if self.n_kv_head is None else self.n_kv_head
+        self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64) if self.d_ff is None else self.d_ff
+        if self.d_model % (2 * self.n_head) or self.n_head % self.n_kv_head:
+            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head}, "
+                             f"and that a multiple of n_kv_head {self.n_kv_head}")
         if self.gate not in ("none", "elementwise", "headwise"):
             raise ValueError(f"gate must be none, elementwise or headwise, not {self.gate!r}")
-        if self.value_mix not in ("identity", "constant", "learnable", "plus"):
-            raise ValueError(f"value_mix must be identity, constant, learnable or plus, not {self.value_mix!r}")
-        if self.last_k is None:
-            self.last_k = self.n_layer - 1
+        if self.value_mix not in ("identity", "learnable", "plus"):
+            raise ValueError(f"value_mix must be identity, learnable or plus, not {self.value_mix!r}")
+        self.last_k = self.n_layer - 1 if self.last_k is None else self.last_k
         if not 1 <= self.last_k < self.n_layer:
             raise ValueError(f"last_k must lie between 1 and n_layer - 1 = {self.n_layer - 1}, not {self.last_k}")
 
@@ -99,21 +85,17 @@ def apply_rope(x, cos, sin):
 def compute_dtype(weight):
     """The dtype of products with this weight: autocast's where that is on, else the weight's."""
     kind = weight.device.type
-    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else weight.dtype
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 class Cache:
-    """Preallocated keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held.
-
-    Model.forward advances it. Its shapes never change, so that a decoding step compiles once.
-    """
+    """Keys and values of every layer, (B, K, max_len, D) each; Model.forward advances `pos` (), the tokens held."""
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
-        dtype = compute_dtype(like)
-        shape = (batch_size, c.n_kv_head, max_len, c.d_head)
-        self.k = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
-        self.v = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        shape, kind = (batch_size, c.n_kv_head, max_len, c.d_head), dict(dtype=compute_dtype(like), device=like.device)
+        self.k = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
+        self.v = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
@@ -166,27 +148,6 @@ class Attention(nn.Module):
         return self.wo(y.reshape(B, T, -1)), v_first                                # (B, T, C), (B, T, K, D)
 
 
-class ValueMix(nn.Module):
-    """(lambda1, lambda2), n numbers each, for the n layers that read the first layer's values."""
-
-    def __init__(self, kind, n):
-        super().__init__()
-        self.kind, self.n = kind, n
-        if kind == "learnable":
-            self.lambda1, self.lambda2 = nn.Parameter(torch.empty(n)), nn.Parameter(torch.empty(n))
-        if kind == "plus":
-            self.scale, self.l, self.lambda2 = (nn.Parameter(torch.empty(shape)) for shape in ((), n, n))
-
-    def forward(self):
-        if self.kind == "identity":
-            return [0.5] * self.n, [0.5] * self.n
-        if self.kind == "constant":
-            return [2.0] * self.n, [1.0] * self.n
-        if self.kind == "learnable":
-            return self.lambda1, self.lambda2
-        return self.scale * self.l.softmax(0), self.lambda2
-
-
 class MLP(nn.Module):
     def __init__(self, d_model, d_ff):
         super().__init__()
@@ -212,6 +173,24 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x)), v_first
 
 
+class ValueMix(nn.Module):
+    """The pairs (lambda1, lambda2) of the n layers that read the first layer's values."""
+
+    def __init__(self, kind, n):
+        super().__init__()
+        self.kind, self.n = kind, n
+        if kind == "learnable":
+            self.lambda1, self.lambda2 = nn.Parameter(torch.empty(n)), nn.Parameter(torch.empty(n))
+        if kind == "plus":
+            self.scale, self.logits, self.lambda2 = (nn.Parameter(torch.empty(shape)) for shape in ((), n, n))
+
+    def forward(self):
+        if self.kind == "identity":
+            return [(0.5, 0.5)] * self.n
+        lambda1 = self.lambda1 if self.kind == "learnable" else self.scale * self.logits.softmax(0)
+        return list(zip(lambda1, self.lambda2))
+
+
 class Model(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -233,13 +212,9 @@ class Model(nn.Module):
     def init_weights(self):
         """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
         for name, p in self.named_parameters():
-            module, last = f".{name}".split(".")[-2:]
-            if last in ("lambda1", "lambda2"):
-                p.fill_(0.5)
-            elif last == "l":
-                p.zero_()
-            elif last == "scale":
-                p.fill_(self.config.last_k)
+            module = f".{name}".split(".")[-2]
+            if module == "value_mix":
+                p.fill_({"scale": self.config.last_k, "logits": 0.0}.get(name.split(".")[-1], 0.5))
             elif module.endswith("norm"):
                 p.fill_(1.0)
             elif module in ("wo", "w_down", "head") and self.config.zero_init:
@@ -250,16 +225,15 @@ class Model(nn.Module):
                 raise ValueError(f"init_weights does not know {name}")
 
     def forward(self, idx, targets=None, cache=None):
-        """Logits of the next token, and the loss if targets are given.
+        """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
-        Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
-        z_loss * mean(logsumexp(logits)^2) added. Without targets loss is None; with them the logits carry no gradient.
-        ValueError if T exceeds max_len.
+        The loss is the mean cross-entropy in nats per token, in training mode plus z_loss * mean(logsumexp(logits)^2).
+        With targets the logits carry no gradient. ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
-        mixes = [None] * (self.config.n_layer - self.config.last_k) + list(zip(*self.value_mix()))
+        mixes = [None] * (self.config.n_layer - self.config.last_k) + self.value_mix()
         v_first = None
         for block, mix in zip(self.blocks, mixes):
             x, v_first = block(x, rope, cache, v_first, mix)
@@ -276,9 +250,7 @@ class Model(nn.Module):
 
     def output(self, x, targets, cache):
         """Final norm, head and loss on x (B, T, C); advances the cache."""
-        pad = -self.config.vocab_size % 64                  # a GPU multiplies rows of whole 128 bytes faster
-        weight = F.pad(self.head.weight, (0, 0, 0, pad)) if pad else self.head.weight
-        logits = F.linear(self.final_norm(x), weight)[..., :self.config.vocab_size]          # (B, T, V)
+        logits = self.head(self.final_norm(x))                                      # (B, T, V)
         if cache is not None:
             cache.pos += x.size(1)
         if targets is None:
@@ -290,43 +262,26 @@ class Model(nn.Module):
         return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
 
     @torch.no_grad()
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
         """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest token; top_k keeps the k likeliest. compile=True compiles the decoding step.
-        ValueError if the result would be longer than max_len.
+        temperature 0 takes the likeliest token; top_k keeps the k likeliest (None or 0: all); ids from n_vocab on are
+        never taken. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
         """
         (B, T), total = idx.shape, idx.size(1) + max_new_tokens
-        if T == 0 or max_new_tokens < 0 or total > self.config.max_len:
-            raise ValueError(f"{T} + {max_new_tokens} tokens: at least 1 + 0 and at most max_len {self.config.max_len}")
-        cache, out = Cache(self, B, total), torch.cat((idx, idx.new_zeros(B, max_new_tokens)), dim=1)
+        if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
+            raise ValueError(f"{T} + {max_new_tokens} tokens, of top_k {top_k}: 1 + 0 to max_len {self.config.max_len}")
+        cache, new = Cache(self, B, total), idx
         step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
         for t in range(T, total):
-            logits, _ = self.forward(idx, cache=cache) if t == T else step(out[:, t - 1:t].clone(), cache=cache)
-            scores = logits[:, -1].float()                                          # (B, V)
-            if top_k is not None:
-                kept = scores.topk(min(top_k, scores.size(-1))).values[:, -1:]
-                scores = scores.masked_fill(scores < kept, -math.inf)
-            if temperature == 0:
-                out[:, t] = scores.argmax(-1)
-            else:
-                out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
-        return out
-
-
-def costs(c, T):
-    """(extra parameters, extra forward FLOPs per token, numbers read per token) against gpt.py; T: the context."""
-    n, width = c.last_k, c.n_kv_head * c.d_head
-    return {"learnable": 2 * n, "plus": 2 * n + 1}.get(c.value_mix, 0), n * 3 * width, n * width
-
-
-@torch.no_grad()
-def neutral(model):
-    """Sets the parameters for which the model is gpt.py's. ValueError for settings without such values."""
-    if model.config.value_mix not in ("learnable", "plus"):
-        raise ValueError(f"value_mix {model.config.value_mix} has no parameters to set")
-    (model.value_mix.scale if model.config.value_mix == "plus" else model.value_mix.lambda1).zero_()
-    model.value_mix.lambda2.fill_(1.0)
+            logits, _ = (step if t > T else self.forward)(new, cache=cache)
+            scores = logits[:, -1, :n_vocab].float()                                # (B, V)
+            if top_k:
+                scores[scores < scores.topk(min(top_k, scores.size(-1))).values[:, -1:]] = -math.inf
+            p = (scores / (temperature or 1.0)).softmax(-1)
+            new = torch.multinomial(p, 1, generator=generator) if temperature else scores.argmax(-1, keepdim=True)
+            idx = torch.cat((idx, new), dim=1)
+        return idx
 
 
 if __name__ == "__main__":                      # its size, and one training step on random tokens

@@ -1,20 +1,17 @@
 """SATFormer: each token and head decides how much of the first layer's values to read.   arXiv:2605.03953
 
-As in ResFormer, later layers add the first layer's values to their own. Here a gate weighs them. It is computed from
-the layer's input, per token and per key/value head, so that access to early representations is selective:
-    alpha_n = act( norm(x) W_alpha ),    v_n  <-  v_n + alpha_n * v_1          (Eq. 2, 3; `value_gate`, `v_first` below)
-alpha_n (B, T, K) has one number per KV head; v_1 is the raw value projection of the first layer, not detached.
-`value_act` is act: relu (the paper's choice), sigmoid, tanh, identity, softmax (K times a softmax over the KV heads),
-softmax_sigmoid (that times sigmoid). `last_k` restricts the reading to the last k layers.
-Costs C K parameters, 2 C K + 2 K D FLOPs and K D numbers of v_1 read per token, for each reading layer.
+As in ResFormer, later layers add the first layer's values to their own. Here a gate weighs them. Each reading layer
+computes it from its input, one number per token and key/value head, so access to early representations is selective:
+    alpha_n = act( norm(x) W_alpha ),        v_n  <-  v_n + alpha_n * v_first,                               (Eq. 2, 3)
+with v_first = wv(norm(x)) of the first layer, not detached, and W_alpha the weight of `value_gate`.
+Options:
+    value_act    act: relu (the paper's choice) or one of the other five of its appendix B.1
+    last_k       only the last k layers read v_first
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.__init__, Attention.forward, Block.forward,
     Model.init_weights, Model.forward
 Equal to gpt.py when: W_alpha = 0 and act is relu, tanh or identity. (Do not train relu from there: its gradient is 0.)
-Optimizer: W_alpha is a matrix of the blocks, for Muon; nothing is trained at mix_lr.
-Paper and code (github.com/SkyeGunasekaran/SATFormer):
-  - The paper's comparison of gates starts all linear maps Kaiming-uniform (appendix B.1). Here, as in the code, all
-    start at 0.02.
+Optimizer: W_alpha is a matrix of the blocks and goes to Muon. Nothing is trained at mix_lr.
 """
 import math
 from dataclasses import dataclass
@@ -44,24 +41,16 @@ class Config:
     last_k: int | None = None       # only the last k layers read the first layer's values; None: all but the first
 
     def __post_init__(self):
-        if self.n_kv_head is None:
-            self.n_kv_head = self.n_head
-        if self.d_ff is None:
-            self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64)
-        for name in ("vocab_size", "n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "max_len", "rope_theta"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        if self.d_model % (2 * self.n_head):
-            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head} (rotary pairs)")
-        if self.n_head % self.n_kv_head:
-            raise ValueError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}")
+        self.n_kv_head = self.n_head if self.n_kv_head is None else self.n_kv_head
+        self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64) if self.d_ff is None else self.d_ff
+        if self.d_model % (2 * self.n_head) or self.n_head % self.n_kv_head:
+            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head}, "
+                             f"and that a multiple of n_kv_head {self.n_kv_head}")
         if self.gate not in ("none", "elementwise", "headwise"):
             raise ValueError(f"gate must be none, elementwise or headwise, not {self.gate!r}")
-        if self.value_act not in ("relu", "sigmoid", "tanh", "identity", "softmax", "softmax_sigmoid"):
-            raise ValueError("value_act must be relu, sigmoid, tanh, identity, softmax or softmax_sigmoid, "
-                             f"not {self.value_act!r}")
-        if self.last_k is None:
-            self.last_k = self.n_layer - 1
+        if self.value_act not in ValueGate.acts:
+            raise ValueError(f"value_act must be one of {', '.join(ValueGate.acts)}, not {self.value_act!r}")
+        self.last_k = self.n_layer - 1 if self.last_k is None else self.last_k
         if not 1 <= self.last_k < self.n_layer:
             raise ValueError(f"last_k must lie between 1 and n_layer - 1 = {self.n_layer - 1}, not {self.last_k}")
 
@@ -92,21 +81,17 @@ def apply_rope(x, cos, sin):
 def compute_dtype(weight):
     """The dtype of products with this weight: autocast's where that is on, else the weight's."""
     kind = weight.device.type
-    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else weight.dtype
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 class Cache:
-    """Preallocated keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held.
-
-    Model.forward advances it. Its shapes never change, so that a decoding step compiles once.
-    """
+    """Keys and values of every layer, (B, K, max_len, D) each; Model.forward advances `pos` (), the tokens held."""
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
-        dtype = compute_dtype(like)
-        shape = (batch_size, c.n_kv_head, max_len, c.d_head)
-        self.k = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
-        self.v = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        shape, kind = (batch_size, c.n_kv_head, max_len, c.d_head), dict(dtype=compute_dtype(like), device=like.device)
+        self.k = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
+        self.v = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
@@ -131,7 +116,14 @@ def attend(q, k, v, layer, cache):
 
 
 class ValueGate(nn.Linear):
-    """alpha (B, T, K) = act(x W_alpha), from the layer's normalised input x (B, T, C)."""
+    """alpha = act(x W_alpha), from the layer's normalised input x (B, T, C) -> (B, T, K)."""
+
+    acts = {"relu": torch.relu,
+            "sigmoid": torch.sigmoid,
+            "tanh": torch.tanh,
+            "identity": lambda z: z,
+            "softmax": lambda z: z.size(-1) * z.softmax(-1),                        # over the heads; sums to K
+            "softmax_sigmoid": lambda z: z.size(-1) * z.softmax(-1) * z.sigmoid()}
 
     def __init__(self, d_model, n_kv_head, act):
         super().__init__(d_model, n_kv_head, bias=False)
@@ -139,10 +131,7 @@ class ValueGate(nn.Linear):
 
     def forward(self, x):
         z = super().forward(x)
-        if self.act.startswith("softmax"):
-            alpha = (z.size(-1) * z.softmax(-1)).type_as(z)     # sums to K
-            return alpha if self.act == "softmax" else alpha * z.sigmoid()
-        return z if self.act == "identity" else getattr(torch, self.act)(z)
+        return self.acts[self.act](z).type_as(z)
 
 
 class Attention(nn.Module):
@@ -160,18 +149,10 @@ class Attention(nn.Module):
         reads = layer >= c.n_layer - c.last_k
         self.value_gate = ValueGate(c.d_model, c.n_kv_head, c.value_act) if reads else None
 
-    def queries_and_keys(self, x):
-        """wq(x) (B, T, H, D) and wk(x) (B, T, K, D) in one product, which moves fewer bytes.
-
-        As two products, beside wv and value_gate, x would have four readers, and so four gradients to add. The compiler
-        fuses the sum of three with the norm's backward, and stores that of four in fp32.
-        """
-        qk = F.linear(x, torch.cat((self.wq.weight, self.wk.weight))).unflatten(-1, (-1, self.d_head))
-        return qk.split((self.n_head, self.n_kv_head), dim=2)
-
     def forward(self, x, rope, cache=None, v_first=None):
         B, T, _ = x.shape
-        q, k = self.queries_and_keys(x)                                             # (B, T, H, D), (B, T, K, D)
+        q = self.wq(x).view(B, T, self.n_head, self.d_head)                         # (B, T, H, D)
+        k = self.wk(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
         v = self.wv(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
         v_first = v if v_first is None else v_first
         if self.value_gate is not None:
@@ -239,12 +220,11 @@ class Model(nn.Module):
                 raise ValueError(f"init_weights does not know {name}")
 
     def forward(self, idx, targets=None, cache=None):
-        """Logits of the next token, and the loss if targets are given.
+        """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
-        Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
-        z_loss * mean(logsumexp(logits)^2) added. Without targets loss is None; with them the logits carry no gradient.
-        ValueError if T exceeds max_len.
+        The loss is the mean cross-entropy in nats per token, in training mode plus z_loss * mean(logsumexp(logits)^2).
+        With targets the logits carry no gradient. ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
@@ -264,9 +244,7 @@ class Model(nn.Module):
 
     def output(self, x, targets, cache):
         """Final norm, head and loss on x (B, T, C); advances the cache."""
-        pad = -self.config.vocab_size % 64                  # a GPU multiplies rows of whole 128 bytes faster
-        weight = F.pad(self.head.weight, (0, 0, 0, pad)) if pad else self.head.weight
-        logits = F.linear(self.final_norm(x), weight)[..., :self.config.vocab_size]          # (B, T, V)
+        logits = self.head(self.final_norm(x))                                      # (B, T, V)
         if cache is not None:
             cache.pos += x.size(1)
         if targets is None:
@@ -278,43 +256,26 @@ class Model(nn.Module):
         return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
 
     @torch.no_grad()
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
         """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest token; top_k keeps the k likeliest. compile=True compiles the decoding step.
-        ValueError if the result would be longer than max_len.
+        temperature 0 takes the likeliest token; top_k keeps the k likeliest (None or 0: all); ids from n_vocab on are
+        never taken. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
         """
         (B, T), total = idx.shape, idx.size(1) + max_new_tokens
-        if T == 0 or max_new_tokens < 0 or total > self.config.max_len:
-            raise ValueError(f"{T} + {max_new_tokens} tokens: at least 1 + 0 and at most max_len {self.config.max_len}")
-        cache, out = Cache(self, B, total), torch.cat((idx, idx.new_zeros(B, max_new_tokens)), dim=1)
+        if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
+            raise ValueError(f"{T} + {max_new_tokens} tokens, of top_k {top_k}: 1 + 0 to max_len {self.config.max_len}")
+        cache, new = Cache(self, B, total), idx
         step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
         for t in range(T, total):
-            logits, _ = self.forward(idx, cache=cache) if t == T else step(out[:, t - 1:t].clone(), cache=cache)
-            scores = logits[:, -1].float()                                          # (B, V)
-            if top_k is not None:
-                kept = scores.topk(min(top_k, scores.size(-1))).values[:, -1:]
-                scores = scores.masked_fill(scores < kept, -math.inf)
-            if temperature == 0:
-                out[:, t] = scores.argmax(-1)
-            else:
-                out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
-        return out
-
-
-def costs(c, T):
-    """(extra parameters, extra forward FLOPs per token, numbers read per token) against gpt.py; T: the context."""
-    n, matrix, width = c.last_k, c.d_model * c.n_kv_head, c.n_kv_head * c.d_head
-    return n * matrix, n * (2 * matrix + 2 * width), n * width
-
-
-@torch.no_grad()
-def neutral(model):
-    """Sets the parameters for which the model is gpt.py's. ValueError for settings without such values."""
-    if model.config.value_act not in ("relu", "tanh", "identity"):
-        raise ValueError(f"value_act {model.config.value_act} is not zero at W_alpha = 0")
-    for block in model.blocks[-model.config.last_k:]:
-        block.attn.value_gate.weight.zero_()
+            logits, _ = (step if t > T else self.forward)(new, cache=cache)
+            scores = logits[:, -1, :n_vocab].float()                                # (B, V)
+            if top_k:
+                scores[scores < scores.topk(min(top_k, scores.size(-1))).values[:, -1:]] = -math.inf
+            p = (scores / (temperature or 1.0)).softmax(-1)
+            new = torch.multinomial(p, 1, generator=generator) if temperature else scores.argmax(-1, keepdim=True)
+            idx = torch.cat((idx, new), dim=1)
+        return idx
 
 
 if __name__ == "__main__":                      # its size, and one training step on random tokens

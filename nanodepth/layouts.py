@@ -19,7 +19,7 @@ MOVED = (  # model, pattern of the option that its file had, the file that has i
     ("attnres", "additive=True", "attnres_delta"), ("attnres", "block_size=(?!1$).*", "attnres_block"),
     ("hyperconnections", "connection=manifold", "mhc"), ("hyperconnections", "connection=lite", "mhc_lite"),
     ("hyperconnections", "connection=static", "hyperconnections with --no-dynamic"),
-    ("muddformer", "(dynamic|multiway|ffn_realloc)=False|(window|last_k|period|dilation)=.*", "muddformer_ablations"))
+    ("muddformer", "(dynamic|multiway|ffn_realloc)=False|streams=(?!qkvr$).*", "muddformer_ablations"))
 
 
 def setting(config, name, kind, *default):

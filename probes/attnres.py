@@ -1,24 +1,56 @@
-"""What to watch in a trained attnres.py."""
-from nanodepth.record import watch
+"""What is known about attnres.py besides the model; attnres_block.py, attnres_delta.py and mhar.py share most of it."""
+import torch
+
+
+def costs(c, T):
+    """Reader l = 0 .. 2L takes the mean of l + 1 outputs. 2L readers have a query."""
+    return of_sources(c, [l + 1 for l in range(2 * c.n_layer + 1)], 2 * c.n_layer)
+
+
+def of_sources(c, sources, n_query):
+    """sources: how many each reader has, 2 C FLOPs each; it reads all of them again but the newest, for which it makes
+    the RN (3 C) and the scores for all queries (2 C each).
+    """
+    flops = 2 * sum(sources) + len(sources) * (3 + 2 * n_query)
+    return n_query * c.d_model, flops * c.d_model, (sum(sources) - len(sources)) * c.d_model
+
+
+def neutral(model):
+    """Nothing to set: all queries are zero at the start."""
+
+
+def sources(model, l):
+    """Which outputs reader l attends to: all so far; or of each block the last, which holds the block's sum."""
+    return [*range(0, l, getattr(model.config, "block_size", 1)), l]
+
+
+def alphas(model, inputs):
+    """How much the readers 1, 2, .. take of their sources, (B, T, .., S) each, from the inputs of DepthAttention."""
+    _, scores = inputs                                                              # that grow until the pass has ended
+    return [torch.stack([scores[s][..., l - 1] for s in sources(model, l)], dim=-1).softmax(-1)
+            for l in range(1, len(model.depth_attention.query) + 1)]
 
 
 def stats(model, idx):
-    """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
-    alphas = watch(model, idx, [model.depth_attention])                            # entropy in nats; uniform: log(S)
-    return {"entropy": [-a.xlogy(a).sum(-1).mean().item() for a in alphas],
-            "newest": [a[..., -1].mean().item() for a in alphas]}
+    """For each reader with a query: the entropy of its weights in nats (uniform: log(S)), and the newest source's."""
+    seen = []
+    with model.depth_attention.register_forward_pre_hook(lambda module, inputs: seen.append(inputs)):
+        model.forward(idx)
+    found = alphas(model, seen[-1])
+    return {"entropy": [-a.xlogy(a).sum(-1).mean().item() for a in found],
+            "newest": [a[..., -1].mean().item() for a in found]}
 
 
 def watched(model):
-    return {"alpha": [model.depth_attention]}                                       # of readers with a query: (B, T, S)
+    return {"depth": [model.depth_attention]}
 
 
 def depth_matrix(model, record):
-    """Every output has the weight alpha of the source that it is summed into, and one more if additive."""
-    n, like, size = len(record.reads), record.outputs[0], model.config.block_size
-    A = like.new_ones(*like.shape[:2], n, n).tril() * model.config.additive
-    A[..., 0, 0] = 1.0
-    for row, alpha in enumerate(record.outputs_of("alpha"), start=1):
-        source = [0] + [1 + (s - 1) // size for s in range(1, row + 1)]             # the source that holds output s
-        A[..., row, :row + 1] += alpha[..., source]
+    """Every output has the weight of the source that it is summed into."""
+    n, like = len(record.reads), record.outputs[0]
+    A = like.new_zeros(*like.shape[:2], n, n)
+    A[..., 0, 0] = 1.0                                                              # reader 0 has one source
+    for l, alpha in enumerate(alphas(model, record.calls["depth"][-1][0]), start=1):
+        last = sources(model, l)
+        A[..., l, :l + 1] = alpha[..., [next(i for i, s in enumerate(last) if s >= output) for output in range(l + 1)]]
     return {"r": A}

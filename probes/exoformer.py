@@ -1,63 +1,82 @@
-"""What to watch in a trained exoformer.py."""
+"""What is known about exoformer.py, and most of what is about nuresformer.py and exoformer_dynamic.py."""
 import torch
 
 from nanodepth.pictures import LAYERS, grid, heat, lines
 from nanodepth.record import averaged, lists, replaced, spaces, watch
 
+MAPS = dict(q="wq", k="wk", v="wv", g="gate")               # the module of a layer's attention that makes each stream
 
-def mixes(model):
-    """{layer, counted from 1: its mix} of the layers that mix an anchor in."""
-    found = {i: getattr(block.attn, "mix", None) for i, block in enumerate(model.blocks, start=1)}
-    return {i: mix for i, mix in found.items() if mix is not None}
+
+def costs(c, T):
+    proj = 2 * (c.n_head + c.n_kv_head) * c.d_head * c.d_model
+    params, flops, read = mixing_costs(c, c.n_layer)
+    return params + proj, flops + 2 * proj, read
+
+
+def mixing_costs(c, n):
+    """Of n layers that mix, and of the anchors' norms."""
+    width = 2 * (c.n_head + c.n_kv_head) * c.d_head
+    lambdas = 2 * dict(elementwise=width, headwise=width // c.d_head, scalar=4)[c.granularity]
+    return dict(qkvg=4, qk=2, none=0)[c.norms] * c.d_head + n * lambdas, 3 * n * width, n * width
+
+
+def mixing(model):
+    """{layer, counted from 1: its attention} of the layers that mix an anchor in."""
+    return {i: block.attn for i, block in enumerate(model.blocks, start=1) if hasattr(block.attn.wq, "lambda_anchor")}
 
 
 def gammas(model):
-    """The modules that give (B, T, 2 per stream) dynamic factors; [] if mixing is static."""
-    return [mix.gamma for mix in mixes(model).values()] if model.config.mixing == "dynamic" else []
+    """The modules that give (B, T, 4, 2) factors of the lambdas; [] unless mixing is dynamic."""
+    return [attn.gamma for attn in mixing(model).values() if hasattr(attn, "gamma")]
+
+
+@torch.no_grad()
+def neutral(model):
+    for attn in mixing(model).values():
+        for w in MAPS.values():
+            getattr(attn, w).lambda_anchor.zero_()
+            getattr(attn, w).lambda_self.fill_(2.0 if gammas(model) else 1.0)       # a gamma starts at 1/2
+
+
+def lambdas(model):
+    """{"lambda_anchor" or "lambda_self": {stream: (n, heads, D or 1)}} of the n layers that mix."""
+    return {name: {s: torch.stack([getattr(getattr(attn, w), name).detach() for attn in mixing(model).values()]).cpu()
+                   for s, w in MAPS.items()} for name in ("lambda_anchor", "lambda_self")}
 
 
 def stats(model, idx):
     """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
-    stats = {f"{name}_{s}": [getattr(mix, name)[s].mean().item() for mix in mixes(model).values()]
-             for name in ("lambda_anchor", "lambda_self") for s in model.config.mix_streams}
+    stats = {f"{name}_{s}": x.flatten(1).mean(1).tolist()
+             for name, streams in lambdas(model).items() for s, x in streams.items()}
     if gammas(model):
         stats["gamma"] = [g.mean().item() for g in watch(model, idx, gammas(model))]
     return stats
 
 
 def watched(model):
-    return {"attn": [block.attn for block in model.blocks], "mix": list(mixes(model).values()), "gamma": gammas(model)}
+    return {"gate": [block.attn.gate for block in model.blocks], "gamma": gammas(model)}
 
 
 def gates(model, record):
-    """The layers' gates: those of mixed streams where the layer mixes, else of its own."""
-    out, mixed = [], iter(record.outputs_of("mix"))
-    for i, (block, (inputs, _)) in enumerate(zip(model.blocks, record.calls["attn"]), start=1):
-        streams = next(mixed) if i in mixes(model) else {}
-        if block.attn.gate is not None:
-            raw = streams["g"] if "g" in streams else block.attn.gate(inputs[0])
-            out.append(raw.sigmoid().reshape(*raw.shape[:2], model.config.n_head, -1))
-    return out
+    return [g.sigmoid() for g in record.outputs_of("gate")]
 
 
 def weights(model, record):
     """{stream: (lambda_anchor, lambda_self, gamma)} of the n layers that mix: (n, heads, D or 1) twice, and (n, 2) mean
     factors of the two, which are 1 unless they are dynamic."""
-    own, streams, out = mixes(model).values(), model.config.mix_streams, {}
-    factors = [g.mean((0, 1)) for g in record.outputs_of("gamma")] or [torch.ones(2 * len(streams))] * len(own)
-    for i, s in enumerate(streams if own else ""):
-        anchor, self_ = (torch.stack([getattr(mix, name)[s].detach() for mix in own]).cpu()
-                         for name in ("lambda_anchor", "lambda_self"))
-        out[s] = anchor, self_, torch.stack([g[2 * i:2 * i + 2] for g in factors]).cpu()
-    return out
+    found, n = lambdas(model), len(mixing(model))
+    factors = [g.mean((0, 1)).cpu() for g in record.outputs_of("gamma")] or [torch.ones(4, 2)] * n
+    return {s: (found["lambda_anchor"][s], found["lambda_self"][s], torch.stack(factors)[:, i])
+            for i, s in enumerate(MAPS)}
 
 
 def value_matrix(model, record):
     """An anchor from outside is an extra first column (L, L + 1); anchors count as they are mixed in, normalised."""
-    found, L, outside = weights(model, record), len(model.blocks), model.config.anchor == "external"
+    found, L = weights(model, record), len(model.blocks)
+    outside = len(mixing(model)) == L
     out = {s: torch.cat((torch.zeros(L, int(outside)), torch.eye(L)), dim=1) for s in found}
     for s, (anchor, own, gamma) in found.items():
-        for i, a, b, g in zip(mixes(model), anchor, own, gamma):
+        for i, a, b, g in zip(mixing(model), anchor, own, gamma):
             out[s][i - 1, i - 1 + outside] = (g[1] * b).mean()
             out[s][i - 1, 0] = (g[0] * a).mean()
     return out
@@ -69,24 +88,20 @@ def observe(model, record):
 
 
 def numbers(model, means, batches, quiet_ids):
-    return {"mixing_layers": list(mixes(model)), "without_anchor": without_anchor(model, batches, quiet_ids),
+    return {"mixing_layers": list(mixing(model)), "without_anchor": without_anchor(model, batches, quiet_ids),
             "near_zero": near_zero(model),
             **{name: lists(means, name) for name in ("lambda_anchor", "lambda_self", "gamma")}}
 
 
 def near_zero(model):
     """{"lambda_anchor" or "lambda_self": share of them below 1e-3 in size} (appendix C.1)."""
-    shares = {}
-    for name in ("lambda_anchor", "lambda_self"):
-        all_of = [p.detach().flatten() for mix in mixes(model).values() for p in getattr(mix, name).values()]
-        if all_of:
-            shares[name] = torch.cat(all_of).abs().lt(1e-3).double().mean().item()
-    return shares
+    return {name: torch.cat([x.flatten() for x in streams.values()]).abs().lt(1e-3).double().mean().item()
+            for name, streams in lambdas(model).items()}
 
 
 def without_anchor(model, batches, quiet_ids):
     """Section 3.3: loss, similarity and core features when the anchors are zero."""
-    with replaced({model.anchor: lambda anchors: {s: torch.zeros_like(x) for s, x in anchors.items()}}):
+    with replaced({norm: torch.zeros_like for norm in model.anchor_norms.values()}):
         means = averaged(model, batches, quiet_ids)
     return {"loss": means["lens"][-1].item(), "layer_similarity": means["layer_similarity"].tolist(), **spaces(means)}
 

@@ -1,34 +1,33 @@
 """What to watch in a trained geonorm.py."""
 import torch.nn.functional as F
 
-from nanodepth.record import plain_depth_matrix, watch
+from nanodepth.record import watch
 
 
-def turns(model):
-    """The geodesic steps of the 2 L sublayers; [] for the updates that have none."""
-    steps = [getattr(block, name, None) for block in model.blocks for name in ("attn_geodesic", "mlp_geodesic")]
-    return [step for step in steps if step is not None]
+def costs(c, T):
+    """Of each sublayer a scale, and three inner products, v, and a sum of two scaled vectors."""
+    return 2 * c.n_layer, 2 * c.n_layer * 11 * c.d_model, 0
 
 
 def stats(model, idx):
     """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
-    states = [F.normalize(x, dim=-1) for x in watch(model, idx, [model.embed, *model.blocks])]
-    chords = [(b - a).norm(dim=-1) for a, b in zip(states, states[1:])]
-    out = {"angle": [2 * (c / 2).clamp(max=1.0).asin().mean().item() for c in chords]}   # radians that a block turns x
-    if steps := [(step.scale * step.decay).item() for step in turns(model)]:
-        out |= {"attn_step": steps[::2], "mlp_step": steps[1::2]}
-    return out
+    streams = [F.normalize(x, dim=-1) for x in watch(model, idx, [model.embed, *model.blocks])]
+    chords = [(b - a).norm(dim=-1) for a, b in zip(streams, streams[1:])]
+    angles = {"angle": [2 * (c / 2).clamp(max=1.0).asin().mean().item() for c in chords]}    # radians that a block turns x
+    return angles | {f"{name}_step": [step.scale.item() * step.decay for step in (
+        getattr(block, f"{name}_geodesic") for block in model.blocks)] for name in ("attn", "mlp")}
 
 
 def depth_matrix(model, record):
-    """The next state is a x + b g, of state x and output g: what was there is weighed by a, the new output by b."""
-    if not turns(model):
-        return plain_depth_matrix(model, record)
+    """The next stream y is a x + b g, of the stream x and the output g: what was there has a, the new output b."""
     n, like = len(record.reads), record.outputs[0]
     A = like.new_zeros(*like.shape[:2], n, n)
     A[..., 0, 0] = record.reads[0].norm(dim=-1) / like.norm(dim=-1)                 # the embedding, put onto the sphere
-    for i, (step, x, g) in enumerate(zip(turns(model), record.reads, record.outputs[1:])):
-        a, b = step.weights(x, g.type_as(x))                                        # (B, T, 1)
-        A[..., i + 1, :] = a * A[..., i, :]
-        A[..., i + 1, i + 1] = b[..., 0]
+    for i, (x, g, y) in enumerate(zip(record.reads, record.outputs[1:], record.reads[1:])):
+        along = (x * g).sum(-1) / x.square().sum(-1)
+        v = g - along[..., None] * x
+        b = (y * v).sum(-1) / v.square().sum(-1).clamp(min=1e-12)
+        a = (y * x).sum(-1) / x.square().sum(-1) - b * along
+        A[..., i + 1, :] = a[..., None] * A[..., i, :]
+        A[..., i + 1, i + 1] = b
     return {"r": A}

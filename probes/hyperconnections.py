@@ -1,7 +1,17 @@
-"""What to watch in a trained hyperconnections.py."""
+"""What is known about hyperconnections.py besides the model; mhc.py and mhc_lite.py share most of it."""
+from contextlib import ExitStack
+
 import torch
 
-from nanodepth.record import watch
+
+def costs(c, T):
+    n, C, maps = c.n_streams, c.d_model, c.n_streams ** 2 + 2 * c.n_streams         # numbers in the maps of a sublayer
+    made = C * (n + 2) + 2 if c.dynamic else 0                                      # W and scale
+    return 2 * c.n_layer * (maps + made), 2 * c.n_layer * 2 * C * maps * (1 + c.dynamic), 2 * c.n_layer * (n - 1) * C
+
+
+def neutral(model):
+    """Nothing to set: at the start all streams are equal."""
 
 
 def connections(model):
@@ -10,16 +20,20 @@ def connections(model):
 
 
 def stats(model, idx):
-    """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
-    pre, post, res = zip(*watch(model, idx, connections(model)))  # H_res: None where it is the identity
+    found = []
+    with ExitStack() as hooks:
+        for m in connections(model):
+            hooks.enter_context(m.register_forward_pre_hook(lambda m, inputs: found.append(m.maps(inputs[0]))))
+        model.forward(idx)
+    pre, post, res = zip(*found)
     pre = [p.abs() for p in pre]
     return {"focus": [(p.amax(-1) / p.sum(-1)).mean().item() for p in pre],     # 1: reads one stream; 1/n: all alike
             "write": [p.mean().item() for p in post],                           # 1 at the start
-            "keep": [1.0 if r is None else r.diagonal(dim1=-2, dim2=-1).mean().item() for r in res]}
+            "keep": [r.diagonal(dim1=-2, dim2=-1).mean().item() for r in res]}
 
 
 def watched(model):
-    return {"maps": connections(model)}
+    return {"connections": connections(model)}
 
 
 def depth_matrix(model, record):
@@ -27,9 +41,9 @@ def depth_matrix(model, record):
     n, like = len(record.reads), record.outputs[0]
     eye, A = torch.eye(n, dtype=like.dtype, device=like.device), like.new_zeros(*like.shape[:2], n, n)
     streams = eye[:1].expand(model.config.n_streams, n)                             # all are the embedding
-    for row, (pre, post, res) in enumerate(record.outputs_of("maps")):
+    for row, (m, ((X, _), _)) in enumerate(zip(connections(model), record.calls["connections"])):
+        pre, post, res = m.maps(X)
         A[..., row, :] = (pre[..., None] * streams).sum(-2)
-        carried = streams if res is None else res @ streams
-        streams = carried + post[..., None] * eye[row + 1]
+        streams = res @ streams + post[..., None] * eye[row + 1]
     A[..., n - 1, :] = streams.sum(-2)
     return {"r": A}

@@ -1,11 +1,21 @@
-"""What to watch in a trained kern.py."""
+"""What is known about kern.py besides the model."""
 from nanodepth.record import watch
+
+
+def costs(c, T):
+    """(parameters, forward FLOPs per token, numbers read per token) beyond gpt.py's, in a context of T tokens.
+
+    Without the empty rows of the experts' blocks.
+    """
+    idle = 3 * (c.n_expert - c.top_k) * c.d_model * (c.d_ff // c.top_k)
+    router = c.n_expert * c.d_model
+    return c.n_layer * (idle + router + (c.router == "kern")), c.n_layer * (2 * router + 2 * c.top_k * c.d_model), 0
 
 
 def stats(model, idx):
     """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
     tops = [r.topk(model.config.top_k) for r in watch(model, idx, [block.mlp.router for block in model.blocks])]
-    gammas = [block.mlp.gamma.item() if model.config.router == "kern" else 1.0 for block in model.blocks]
+    gammas = [float(block.mlp.gamma) for block in model.blocks]
     loads = [top.indices[top.values > 0].bincount(minlength=model.config.n_expert) for top in tops]
     return {"gamma": gammas,
             "weight": [gamma * top.values.sum(-1).mean().item() for gamma, top in zip(gammas, tops)],  # of all k

@@ -1,4 +1,11 @@
-"""What to watch in a trained muddpythia.py: the same as in muddformer.py, whose dense connections it has."""
-from probes.muddformer import PICTURES, depth_matrix, numbers, observe, stats, streams, watched
+"""What is known about muddpythia.py, and in a trained one what to watch: as in muddformer.py."""
+from probes.muddformer import (
+    PICTURES, connections, depth_matrix, numbers, observe, sizes, stats, streams, watched, wider)
 
-__all__ = ["PICTURES", "depth_matrix", "numbers", "observe", "stats", "streams", "watched"]
+__all__ = ["PICTURES", "costs", "depth_matrix", "numbers", "observe", "stats", "streams", "watched"]
+
+
+def costs(c, T):
+    parameters, flops, read = connections(c, sizes(c))
+    norms = 4 * c.n_layer * c.d_model                                               # of keys and values, with biases
+    return parameters + norms + (2 * c.d_model + 1) * wider(c), flops + 4 * c.d_model * wider(c), read

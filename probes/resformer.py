@@ -1,16 +1,30 @@
-"""What to watch in a trained resformer.py."""
+"""What resformer.py costs, when it is gpt.py, and what to watch in a trained one."""
 import torch
+
+
+def costs(c, T):
+    """Parameters: lambda1 (or logits) and lambda2, and one scale. FLOPs and reads: two products and a sum, v_first."""
+    n, width = c.last_k, c.n_kv_head * c.d_head
+    return {"identity": 0, "learnable": 2 * n, "plus": 2 * n + 1}[c.value_mix], n * 3 * width, n * width
+
+
+@torch.no_grad()
+def neutral(model):
+    """lambda1 = 0, lambda2 = 1. ValueError for settings without such values."""
+    if model.config.value_mix == "identity":
+        raise ValueError("value_mix identity has no parameters to set")
+    (model.value_mix.scale if model.config.value_mix == "plus" else model.value_mix.lambda1).zero_()
+    model.value_mix.lambda2.fill_(1.0)
 
 
 def stats(model, idx):
     """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
-    return {name: torch.as_tensor(x).tolist() for name, x in zip(("lambda1", "lambda2"), model.value_mix())}
+    return {name: [float(x) for x in pairs] for name, pairs in zip(("lambda1", "lambda2"), zip(*model.value_mix()))}
 
 
 def value_matrix(model, record):
     """The last layers have lambda1 times the first layer's values and lambda2 times their own."""
-    A, (l1, l2) = torch.eye(len(model.blocks)), (torch.as_tensor(x).cpu() for x in model.value_mix())
-    for n, a, b in zip(range(len(A) - len(l1), len(A)), l1, l2):
-        A[n, n] = b
-        A[n, 0] = a
+    A, mixes = torch.eye(len(model.blocks)), model.value_mix()
+    for n, (lambda1, lambda2) in zip(range(len(A) - len(mixes), len(A)), mixes):
+        A[n, 0], A[n, n] = lambda1, lambda2
     return {"v": A}

@@ -1,8 +1,27 @@
-"""What to watch in a trained sambay.py."""
-import torch
+"""What is known about sambay.py besides the model."""
+import math
+
 import torch.nn.functional as F
 
 from nanodepth.record import watch
+
+
+def costs(c, T):
+    """(parameters, forward FLOPs per token, numbers read per token) beyond gpt.py's, in a context of T tokens.
+
+    As if attention read no key outside its window; sambay.py multiplies all and masks.
+    """
+    d, E, N, kv = c.d_model, 2 * c.d_model, c.d_state, c.n_kv_head * c.d_head
+    cross = 2 * d * d + d * {"none": 0, "elementwise": d, "headwise": c.n_head}[c.gate]
+    full, gains = cross + 2 * d * kv, c.d_head * c.qk_norm
+    matrices = {"mamba": 3 * d * E + 2 * E * math.ceil(d / 16) + 2 * E * N, "window": full, "full": full,
+                "gmu": 2 * d * E, "cross": cross}
+    vectors = {"mamba": E * (N + 7), "window": 2 * gains, "full": 2 * gains, "gmu": 0, "cross": gains}
+    mixing = {"mamba": E * (7 * N + 11), "window": 4 * d * min(c.window, T), "full": 4 * d * T, "gmu": E,
+              "cross": 4 * d * T}
+    params = sum(matrices[mixer] + vectors[mixer] for mixer in c.mixers) - c.n_layer * (full + vectors["full"])
+    flops = sum(2 * matrices[mixer] + mixing[mixer] for mixer in c.mixers) - c.n_layer * (2 * full + mixing["full"])
+    return params, flops, c.mixers.count("gmu") * E
 
 
 def stats(model, idx):
@@ -12,6 +31,5 @@ def stats(model, idx):
     gmus = [layer for layer, kind in mixers if kind == "gmu"]
     raw = watch(model, idx, [layer.w_dt for layer in mambas] + [layer.w_gate for layer in gmus])
     steps = [F.softplus(dt + layer.dt_bias).mean().item() for dt, layer in zip(raw, mambas)]
-    gate = F.silu if model.config.gmu == "silu" else torch.sigmoid
-    gates = [gate(g).abs().mean().item() for g in raw[len(mambas):]]
+    gates = [F.silu(g).abs().mean().item() for g in raw[len(mambas):]]
     return {"dt": steps, "memory_gate": gates} if gates else {"dt": steps}

@@ -1,11 +1,37 @@
 """What to watch in a trained sas.py."""
+import torch
+from torch import nn
+
 from nanodepth.record import watch
+
+
+def costs(c, T):
+    G, H, K, D, D_sim = c.n_sim, c.n_head, c.n_kv_head, c.d_head, c.d_sim
+    heads, features = sum(G * (G + 1) * N * N * c.kernel for N in (H, K, K)), (D + D_sim) * D_sim
+    biases, gains = 2 * G * (H + 2 * K) + 4 * D_sim, 2 * c.qk_norm * (D_sim - D)
+    products, attention = D * heads + G * (H + K) * features, 2 * T * (G * H * (D_sim + D) - 2 * c.d_model)
+    params, flops = heads + 2 * features + biases + gains, 2 * products + attention + G * c.d_model
+    return c.n_layer * params, c.n_layer * flops, 0
+
+
+@torch.no_grad()
+def neutral(model):
+    """Sets the parameters for which the model is gpt.py's. ValueError for settings without such values."""
+    if model.config.d_sim != model.config.d_head:
+        raise ValueError("sas copies gpt.py's heads with d_sim = d_head alone")
+    for module in model.modules():
+        if hasattr(module, "refine"):
+            for p in module.parameters():
+                p.zero_()
+            if isinstance(module.expand, nn.Conv1d):
+                nn.init.dirac_(module.expand.weight, groups=model.config.n_sim)
+            else:
+                nn.init.eye_(module.expand.weight)
 
 
 def stats(model, idx):
     """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
-    parts = [name for name in ("sim_q", "sim_k", "sim_v") if getattr(model.blocks[0].attn, name) is not None]
-    ranks = []                                                                  # of a token's G N heads: 1 .. G N
+    parts, ranks = ("sim_q", "sim_k", "sim_v"), []                              # of a token's G N heads: 1 .. G N
     for x in watch(model, idx, [getattr(block.attn, name) for block in model.blocks for name in parts]):
         gram = (x @ x.mT).float()                                               # (B, T, G N, G N)
         ranks.append((gram.diagonal(dim1=-2, dim2=-1).sum(-1).square() / gram.square().sum((-2, -1))).mean().item())

@@ -1,9 +1,24 @@
-"""What to watch in a trained satformer.py."""
+"""What satformer.py costs, when it is gpt.py, and what to watch in a trained one."""
 import torch
 
 from nanodepth.pictures import bars, heat, lines, per_layer
 from nanodepth.record import replaced, watch
 from nanodepth.scoring import evaluate
+
+
+def costs(c, T):
+    """Of each reading layer: W_alpha; its product, alpha v_first and a sum; v_first."""
+    n, matrix, width = c.last_k, c.d_model * c.n_kv_head, c.n_kv_head * c.d_head
+    return n * matrix, n * (2 * matrix + 2 * width), n * width
+
+
+@torch.no_grad()
+def neutral(model):
+    """W_alpha = 0. ValueError where act(0) is not 0."""
+    if model.config.value_act not in ("relu", "tanh", "identity"):
+        raise ValueError(f"value_act {model.config.value_act} is not zero at W_alpha = 0")
+    for gate in value_gates(model).values():
+        gate.weight.zero_()
 
 
 def value_gates(model):

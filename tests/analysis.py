@@ -106,7 +106,7 @@ def values_of(model):
     arguments = Arguments()
     found = passed(model, arguments)
     mixed = torch.stack([v.transpose(1, 2) for _, _, v in arguments.seen])
-    own = [block.attn.wv(block.attn_norm(x)).unflatten(-1, (-1, model.config.d_head))
+    own = [F.linear(block.attn_norm(x), block.attn.wv.weight).unflatten(-1, (-1, model.config.d_head))
            for block, x in zip(model.blocks, found.hidden)]
     return mixed, torch.stack(own), found
 

@@ -5,20 +5,21 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import models
+import probes
 from nanodepth.devices import flops_per_token
 
 SMALL = dict(vocab_size=31, n_layer=4, n_head=4, n_kv_head=2, d_model=64, d_ff=128, max_len=64)
 
 
 def extra(name, **options):
-    """(costs() of the model's file, the counted (parameters, FLOPs of matrix products)), both above the baseline's."""
+    """(costs() of the model's probes, the counted (parameters, FLOPs of matrix products)), both above the baseline's."""
     with torch.device("meta"):
         model, base = models.build(name, **{**SMALL, **options}), models.module(models.baseline(name))
         shared = {f.name: getattr(model.config, f.name) for f in fields(base.Config) if hasattr(model.config, f.name)}
         other = base.Model(base.Config(**shared))
     n, n0 = (sum(p.numel() for p in m.parameters()) for m in (model, other))
     counted = n - n0, flops_per_token(model, 64) - flops_per_token(other, 64)
-    return models.module(name).costs(model.config, 64), counted
+    return probes.of(name, "costs")(model.config, 64), counted
 
 
 class VectorFlops(TorchDispatchMode):
@@ -43,7 +44,7 @@ def mixing_flops(name, **options):
         with torch.no_grad(), VectorFlops(192) as counter:
             model(torch.zeros(1, 8, dtype=torch.long))
         counted.append(counter.n / 8)
-    said = models.module(name).costs(models.build(name, **shape, **options).config, 8)[1]
+    said = probes.of(name, "costs")(models.build(name, **shape, **options).config, 8)[1]
     return counted[0] - counted[1] + 2 * SMALL["n_layer"] * 192, said
 
 

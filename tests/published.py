@@ -37,6 +37,8 @@ def off(*names):
 
 
 RES, FIRST = off("query_res", "key_res", "value_res", "gate_res"), dict(decouple_anchor=False)
+QK_NORM = off("v_residual_norm", "g_residual_norm")
+NO_NORM = QK_NORM | off("q_residual_norm", "k_residual_norm")
 
 
 def draw(shapes):
@@ -98,8 +100,7 @@ def mudd(**changes):
     for i in range(L):
         at, C = f"layers.{i}.", 1 if i == L - 1 else 4
         K, f = C * (i + 2), round(c["intermediate_size"] * (i / (L - 1) + 0.5) / 128) * 128
-        hidden = K * 4 if i == L - 1 and c["expand_last"] else K
-        hidden = (hidden // 64 + 1) * 64 if c["round64"] else hidden
+        hidden = (K * (4 if i == L - 1 else 1) // 64 + 1) * 64
         shapes |= {f"dense_bs.{i}": (C, i + 2), f"dynamic_dense.{i}.w1.weight": (hidden, d),
                    f"dynamic_dense.{i}.w2.weight": (K, hidden)}
         shapes |= {f"{at}attention.w{s}.weight": (d, d) for s in "qkvo"}

@@ -9,8 +9,8 @@ import torch
 import convert
 from nanodepth import runs
 from published import (
-    FIRST, GPT2, IDX, LLAMA, PYTHIA, QWEN3, RES, gpt2, gpt2_logits, llama, llama_logits, mudd, mudd_logits, obpm,
-    obpm_logits, off, pythia, pythia_logits, qwen3, save, trained)
+    FIRST, GPT2, IDX, LLAMA, NO_NORM, PYTHIA, QK_NORM, QWEN3, RES, gpt2, gpt2_logits, llama, llama_logits, mudd,
+    mudd_logits, obpm, obpm_logits, pythia, pythia_logits, qwen3, save, trained)
 
 
 @pytest.fixture
@@ -21,32 +21,23 @@ def float64():
 
 
 CASES = [("exoformer", obpm, obpm_logits, *case) for case in [
-    (dict(), "exoformer",
-     dict(anchor="external", mixing="static", mix_streams="qkvg", norm_streams="qkvg", gate="elementwise")),
-    (dict(dynamic_mixing_enabled=True, residual_mode="headwise"), "exoformer",
-     dict(mixing="dynamic", granularity="headwise")),
-    (dict(residual_mode="scalar", qk_norm=False, **off(*(f"{s}_residual_norm" for s in "qkvg"))), "exoformer",
-     dict(granularity="scalar", norm_streams="", qk_norm=False)),
-    (dict(dynamic_mixing_enabled=True, **off("query_res", "key_res", "v_residual_norm")), "exoformer",
-     dict(mix_streams="vg", norm_streams="g")),
-    (dict(dynamic_mixing_enabled=True, gated_attention_enabled=False, mlp_hidden_dim=40, **off("query_res")),
-     "exoformer", dict(mix_streams="kv", gate="none", d_ff=20)),
-    (dict(smear_gate_enabled=True, per_layer_backout=True, weight_tying=True), "exoformer", dict(tie_embeddings=True)),
-    (dict(FIRST), "exoformer", dict(anchor="first_layer", norm_streams="qkvg")),
-    (dict(FIRST, dynamic_mixing_enabled=True, **off("k_residual_norm", "g_residual_norm")), "exoformer",
-     dict(norm_streams="qv")),
-    (dict(FIRST, **off("v_residual_norm", "g_residual_norm")), "exoformer", dict(norm_streams="qk")),
-    (dict(file="model2"), "exoformer", dict(anchor="first_layer", mixing="static", norm_streams="qkvg")),
-    (dict(file="model1"), "exoformer", dict(anchor="first_layer", mixing="static", norm_streams="")),
-    (dict(FIRST, file="model1", **off("v_residual_norm", "g_residual_norm")), "exoformer", dict(norm_streams="")),
-    (dict(file="model1", gated_attention_enabled=False, **off("query_res", "key_res")), "exoformer",
-     dict(mix_streams="v", norm_streams="")),
+    (dict(), "exoformer", dict(granularity="elementwise", norms="qkvg", gate="elementwise", d_ff=24)),
+    (dict(residual_mode="scalar", qk_norm=False, mlp_hidden_dim=40, **NO_NORM), "exoformer",
+     dict(granularity="scalar", norms="none", qk_norm=False, d_ff=20)),
+    (dict(smear_gate_enabled=True, per_layer_backout=True, weight_tying=True, **QK_NORM), "exoformer",
+     dict(tie_embeddings=True, norms="qk")),
+    (dict(dynamic_mixing_enabled=True, residual_mode="headwise"), "exoformer_dynamic",
+     dict(granularity="headwise", norms="qkvg")),
+    (dict(FIRST), "nuresformer", dict(granularity="elementwise", norms="qkvg")),
+    (dict(FIRST, residual_mode="scalar", **QK_NORM), "nuresformer", dict(granularity="scalar", norms="qk")),
+    (dict(file="model2"), "nuresformer", dict(norms="qkvg")),
+    (dict(file="model1", residual_mode="headwise"), "nuresformer", dict(granularity="headwise", norms="none")),
+    (dict(FIRST, file="model1", **QK_NORM), "nuresformer", dict(norms="none")),
     (dict(RES, dynamic_mixing_enabled=True), "gpt", dict(gate="elementwise")),
     (dict(RES, **FIRST, file="model1", gated_attention_enabled=False), "gpt", dict(gate="none", d_ff=24))]]
 CASES += [("muddformer", mudd, mudd_logits, *case) for case in [
-    (dict(), "muddformer", dict(released=True, qk_norm=True, d_ff=300)),
-    (dict(n_layer=16, use_qk_norm=False, n_local_heads=-1), "muddformer", dict(released=True, qk_norm=False)),
-    (dict(round64=False, expand_last=False, intermediate_size=768), "muddformer", dict(released=False))]]
+    (dict(), "muddformer", dict(qk_norm=True, d_ff=300, pre_post_norm=False)),
+    (dict(n_layer=16, use_qk_norm=False, n_local_heads=-1), "muddformer", dict(qk_norm=False))]]
 CASES += [("llama", llama, llama_logits, *case) for case in [
     (dict(), "gpt", dict(n_kv_head=2, qk_norm=False, norm_eps=1e-5)),
     (dict(num_key_value_heads=None, rope_theta=None, rope_parameters=dict(rope_type="default", rope_theta=300.0)),

@@ -10,7 +10,7 @@ import convert
 import train
 from forked import within
 from nanodepth import runs
-from published import FIRST, LLAMA, MAKE, llama, mudd, obpm, save, trained
+from published import FIRST, LLAMA, MAKE, QK_NORM, llama, mudd, obpm, off, save, trained
 
 
 def refused(monkeypatch, capsys, tmp_path, *words):
@@ -28,11 +28,15 @@ REFUSED = [("exoformer", dict([change]), change[0]) for change in dict(
     logit_soft_cap=30.0, embedding_layer0_mix_enabled=True, anchor_delta_enabled=True, smear_gate_enabled=True,
     per_layer_backout=True).items()]
 REFUSED += [("exoformer", dict(dynamic_mixing_enabled=True, dynamic_mixing_hidden_dim=8),
-             "dynamic_mixing_hidden_dim 8")]
+             "dynamic_mixing_hidden_dim 8"),
+            ("exoformer", dict(FIRST, dynamic_mixing_enabled=True), "without decouple_anchor"),
+            ("exoformer", off("query_res", "key_res"), "query_res_enabled False"),
+            ("exoformer", dict(file="model1", gated_attention_enabled=False), "gated_attention_enabled False"),
+            ("exoformer", off("q_residual_norm"), "norms of the anchors k, v, g cannot"),
+            ("exoformer", dict(FIRST, qk_norm=False), "norms of the anchors v, g cannot")]
 REFUSED += [("muddformer", dict([change]), change[0]) for change in dict(
     model_type="muddpythia", dense=False, dynamic_dense=False, dense_type="l", sepln=False, n_local_heads=1,
     tie_word_embeddings=True, round64=False, expand_last=False).items()]
-REFUSED += [("muddformer", dict(round64=False, expand_last=False), "layers.2.feed_forward.w1.weight is (384, 16)")]
 REFUSED += [("llama", dict([change]), said) for *change, said in [
     ("model_type", "qwen2", "model_type 'qwen2'"),
     ("rope_scaling", dict(rope_type="llama3", factor=8.0), "rope_type 'llama3'"),
@@ -111,11 +115,11 @@ def test_damaged_checkpoints(layout, monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize("changes", [{}, FIRST])
 def test_a_norm_that_the_flags_do_not_know(changes, monkeypatch, capsys, tmp_path):
     config, tensors = obpm(**changes)
-    name = "transformer.layers.0.attn.v_res_norm.weight" if changes else "anchor_v_norm.weight"
-    without = save("exoformer", tmp_path / "a", config, {key: t for key, t in tensors.items() if key != name})
-    assert f"{name} is missing" in refused(monkeypatch, capsys, tmp_path, "exoformer", without)
-    unasked = save("exoformer", tmp_path / "b", {**config, "v_residual_norm_enabled": False}, tensors)
-    assert f"no place for 1 of its tensors: {name}" in refused(monkeypatch, capsys, tmp_path, "exoformer", unasked)
+    g, v = (f"transformer.layers.0.attn.{s}_res_norm.weight" if changes else f"anchor_{s}_norm.weight" for s in "gv")
+    without = save("exoformer", tmp_path / "a", config, {key: t for key, t in tensors.items() if key != v})
+    assert f"{v} is missing" in refused(monkeypatch, capsys, tmp_path, "exoformer", without)
+    unasked = save("exoformer", tmp_path / "b", config | QK_NORM, tensors)
+    assert f"no place for 2 of its tensors: {g}, {v}" in refused(monkeypatch, capsys, tmp_path, "exoformer", unasked)
 
 
 def test_other_mistakes(monkeypatch, capsys, tmp_path):

@@ -68,7 +68,7 @@ def test_unannounced_pieces_equal_the_baseline(path):
     check_announced(path)
 
 
-@pytest.mark.parametrize("heading", ["MUDDFormer with value", "Manifold-constrained"])
+@pytest.mark.parametrize("heading", ["MUDDFormer with value", "Hyper-connections with"])
 def test_combinations_announce_what_they_change(heading, tmp_path):
     (tmp_path / "mine.py").write_text(combined_text(heading))
     check_announced(tmp_path / "mine.py")

@@ -290,7 +290,7 @@ def test_save_load_and_stats(name, options, tmp_path):
     assert torch.equal(model(tokens(2, 8))[0], again(tokens(2, 8))[0])
     stats = record.stats(name, model, tokens(2, 8))
     assert all(stats.values())
-    assert stats or not probes.find(name)
+    assert stats or not probes.of(name, "stats")
 
 
 # ------------------------------------------------------------------------------------------------------- initial values

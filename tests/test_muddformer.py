@@ -3,61 +3,49 @@ import pytest
 import torch
 from measure import SMALL, dtypes_read, extra
 from reference import (  # noqa: F401  (float64: autouse)
-    GATED, add, attend, compare, depends_on_every_parameter, float64, gelu, linear, mlp_sublayer, norm, own_groups,
-    project, rms, setup, show,
+    GATED, add, attend, compare, depends_on_every_parameter, float64, gelu, gpt, linear, mlp_sublayer, norm, own_groups,
+    project, reference_logits, rms, setup, show,
 )
 from small import combined
 
 import models
 
-OWN = dict(n_layer=5, d_ff=128, dynamic=True, multiway=True, streams="qkvr", ffn_realloc=True, pre_post_norm=False,
-           period=1, dilation=1, window=None, last_k=None)
-CASES = GATED + [dict(dynamic=False), dict(multiway=False), dict(multiway=False, dynamic=False)] + [
-    dict(streams=s) for s in ("kvr", "qvr", "qkr", "qkv", "qr")] + [
-    dict(period=2), dict(dilation=2), dict(period=2, dilation=2), dict(window=2), dict(window=1, period=3),
-    dict(last_k=2, streams="vr", ffn_realloc=False), dict(last_k=1), dict(last_k=4, period=2, pre_post_norm=True),
-    dict(pre_post_norm=True), dict(pre_post_norm=True, dilation=2),
-    dict(pre_post_norm=True, multiway=False, dynamic=False), dict(ffn_realloc=False), dict(released=True),
-    dict(released=True, multiway=False), dict(last_k=0, multiway=False)]
+OWN = dict(n_layer=5, d_ff=256)
+CASES = GATED + [dict(pre_post_norm=True), dict(pre_post_norm=True, n_layer=2), dict(n_layer=15, d_ff=24)]
 
 
-def muddformer(p, c, x):
+def everything(c, i):
+    """(streams, sources) of the mixtures after block i."""
+    return "r" if i == c.n_layer else "qkvr", range(i + 1)
+
+
+def muddformer(p, c, x, mixed=everything):
     """Blocks with four inputs; H = X^R + attn(X^Q, X^K, X^V), X_i = H + mlp(H)."""
     X = [x]
     xq = xk = xv = xr = x
     for i in range(1, c.n_layer + 1):
         at = f"blocks.{i - 1}"
-        names = ("q_in_norm", "k_in_norm", "v_in_norm") if c.multiway and i > 1 else ("q_in_norm",) * 3
+        names = ["q_in_norm", "k_in_norm" if f"{at}.k_in_norm.weight" in p else "q_in_norm",
+                 "v_in_norm" if f"{at}.v_in_norm.weight" in p else "q_in_norm"]
         inputs = [[norm(p, f"{at}.{name}", u, c) for u in part] for name, part in zip(names, (xq, xk, xv))]
         H = add(xr, attend(p, c, at, project(p, c, at, *inputs)))
         X.append(add(H, mlp_sublayer(p, c, at, H)))
-        xq, xk, xv, xr = aggregate(p, c, i, X)
+        xq, xk, xv, xr = aggregate(p, c, i, X, *mixed(c, i))
     return xr
 
 
-def mudd_sources(c, i):
-    """Indices j of the X_j that the aggregates after block i sum over."""
-    if c.window is not None:                    # the last outputs, and the embedding
-        return sorted({0} | {j for j in range(1, i + 1) if j > i - c.window})
-    return [j for j in range(i + 1) if (i - j) % c.dilation == 0]
-
-
-def aggregate(p, c, i, X):
-    """X^c = sum_j A_cj X_j for c = Q, K, V, R after block i; after the last block only R."""
-    at, last = f"aggregate.{i}", i == c.n_layer
-    if i % c.period and not last or c.last_k is not None and i <= c.n_layer - c.last_k:
-        return X[i], X[i], X[i], X[i]
-    streams = "r" if last else [s for s in "qkvr" if s in c.streams] if c.multiway else "x"
-    sources, out = mudd_sources(c, i), {s: [] for s in streams}
-    for t, u in enumerate(X[i]):
-        A = p[f"{at}.weights.a"]
+def aggregate(p, c, i, X, streams, sources):
+    """X^c = sum_j A_cj X_j after block i, for the streams; the other inputs are X_i. Stream x: all four inputs."""
+    at, out = f"aggregate.{i - 1}", {s: [] for s in streams}
+    for t, u in enumerate(X[i] if streams else []):
+        A = p[f"{at}.a"]
         assert A.shape == (len(streams), len(sources))
-        if c.dynamic:
-            A = A + linear(p, f"{at}.weights.w2", gelu(linear(p, f"{at}.weights.w1", rms(u, c)))).view(A.shape)
+        if getattr(c, "dynamic", True):
+            A = A + linear(p, f"{at}.w2", gelu(linear(p, f"{at}.w1", rms(u, c)))).view(A.shape)
         for row, s in enumerate(streams):
-            if c.pre_post_norm:
-                mixed = sum(A[row, m] * norm(p, f"pre_norms.{j}_pre_norm", X[j][t], c) for m, j in enumerate(sources))
-                out[s].append(u + norm(p, f"{at}.post_norms.{s}_post_norm", mixed, c))
+            if getattr(c, "pre_post_norm", False):
+                mixed = sum(A[row, m] * norm(p, f"pre_norms.{j}", X[j][t], c) for m, j in enumerate(sources))
+                out[s].append(u + norm(p, f"post_norms.{i - 1}.{row}", mixed, c))
             else:
                 out[s].append(sum(A[row, m] * X[j][t] for m, j in enumerate(sources)))
     return [out["x"]] * 4 if streams == "x" else [out.get(s, X[i]) for s in "qkvr"]
@@ -69,40 +57,43 @@ def test_equations(options):
 
 
 def test_reference_depends_on_every_parameter():
-    depends_on_every_parameter(muddformer, *setup("muddformer", **OWN))
+    depends_on_every_parameter(muddformer, *setup("muddformer", **OWN, pre_post_norm=True))
+
+
+@pytest.mark.parametrize("options", [dict(), dict(pre_post_norm=True)], ids=show)
+@torch.no_grad()
+def test_it_starts_as_a_transformer_with_mlps_that_grow(options):
+    """gpt.py's loops with the norms of the four inputs, which start equal, as one."""
+    model, _, c, idx, _ = setup("muddformer", zero_init=False, **OWN, **options)
+    model.init_weights()
+    p = {key.replace("q_in_norm", "attn_norm"): q for key, q in model.named_parameters()}
+    expected = reference_logits(gpt, p, c, idx)
+    assert expected.std() > 0.01 and (model(idx)[0] - expected).abs().max() < 1e-12
 
 
 def test_widths():
-    """From 0.5 to 1.5 d_ff in equal steps, rounded to multiples of 64."""
-    for d_ff, widths in {128: [64, 128, 128, 128, 192], 256: [128, 192, 256, 320, 384], 8: [64] * 5}.items():
+    """MLPs of 0.5 to 1.5 d_ff in equal steps, rounded to multiples of 128. w1 of 4 S, up to the next multiple of 64."""
+    for d_ff, widths in {256: [128, 256, 256, 256, 384], 512: [256, 384, 512, 640, 768], 8: [128] * 5}.items():
         p = setup("muddformer", **{**OWN, "d_ff": d_ff})[1]
         assert [len(p[f"blocks.{n}.mlp.w_up.weight"]) for n in range(5)] == widths
-
-
-def test_released_widths():
-    """MLPs in multiples of 128; K = 4 (i+1), up to the next multiple of 64; after the last block 4 K = 4 (L+1)."""
-    p = setup("muddformer", released=True, d_ff=384, n_layer=17)[1]
-    widths = [len(p[f"aggregate.{i}.weights.w1.weight"]) for i in range(1, 18)]
-    assert widths == [64] * 14 + [128, 128, 128]                # K = 8, 12, .. 60, 64, 68, and 4 * 18
-    assert [p[f"aggregate.{i}.weights.w2.weight"].shape for i in (1, 15, 17)] == [(8, 64), (64, 128), (18, 128)]
+    p = setup("muddformer", d_ff=384, n_layer=17)[1]
+    assert [len(p[f"aggregate.{i}.w1.weight"]) for i in range(17)] == [64] * 14 + [128, 128, 128]
+    assert [p[f"aggregate.{i}.w2.weight"].shape for i in (0, 14, 16)] == [(8, 64), (64, 128), (18, 128)]
     assert [len(p[f"blocks.{n}.mlp.w_up.weight"]) for n in (0, 4, 8, 12, 16)] == [256, 256, 384, 512, 512]
 
 
 @pytest.mark.parametrize("options", [
-    dict(), dict(d_ff=1000, n_layer=7), dict(dynamic=False, period=2), dict(streams="kv", dilation=2),
-    dict(multiway=False, window=2), dict(multiway=False, dynamic=False), dict(pre_post_norm=True),
-    dict(last_k=2, streams="vr"), dict(last_k=3, pre_post_norm=True),
-    dict(pre_post_norm=True, streams="kv", period=3, n_layer=5), dict(released=True, n_layer=17)], ids=show)
+    dict(), dict(d_ff=1000, n_layer=7), dict(pre_post_norm=True), dict(n_layer=17)], ids=show)
 def test_costs(options):
     """The counter sees matrix products only, the sums over depth are 2 FLOPs for each weight and channel."""
     (parameters, flops, read), counted = extra("muddformer", **options)
     with torch.device("meta"):
-        sizes = [a.weights.a.shape for a in models.build("muddformer", **{**SMALL, **options}).aggregate.values()]
+        sizes = [m.a.shape for m in models.build("muddformer", **{**SMALL, **options}).aggregate]
     assert (parameters, flops - sum(2 * n * S * 64 for n, S in sizes)) == counted
     assert read == sum(S - 1 for _, S in sizes) * 64
 
 
-@pytest.mark.parametrize("options", [dict(), dict(dynamic=False), dict(pre_post_norm=True, streams="kv")], ids=show)
+@pytest.mark.parametrize("options", [dict(), dict(pre_post_norm=True)], ids=show)
 def test_states_are_bf16_under_autocast(options):
     assert dtypes_read("muddformer", **options) == {torch.bfloat16}
 
@@ -110,19 +101,19 @@ def test_states_are_bf16_under_autocast(options):
 def test_initial_values():
     """The mixture starts as the last output: one-hot a, no dynamic part. W1 has variance 1 / d_model."""
     small = dict(vocab_size=31, n_layer=3, n_head=4, n_kv_head=2, d_model=32, d_ff=64, max_len=16)
-    for i, aggregate in models.build("muddformer", **small).aggregate.items():
-        a = aggregate.weights.a
-        assert torch.equal(a, torch.eye(int(i) + 1)[-1].expand_as(a)) and (aggregate.weights.w2.weight == 0).all()
+    for m in models.build("muddformer", **small).aggregate:
+        assert torch.equal(m.a, torch.eye(m.a.size(1))[-1].expand_as(m.a)) and (m.w2.weight == 0).all()
     big = models.build("muddformer", **{**small, "d_model": 256})
-    assert abs(big.aggregate["2"].weights.w1.weight.std() * 16 - 1) < 0.1
+    assert abs(big.aggregate[1].w1.weight.std() * 16 - 1) < 0.1
     post = models.build("muddformer", **small, pre_post_norm=True)
-    assert all((p == 1e-3).all() for key, p in post.named_parameters() if "post_norm" in key)
-    assert all((p == 1).all() for key, p in post.named_parameters() if "pre_norm" in key)
-    assert all((p == 0).all() for key, p in post.named_parameters() if key.endswith("weights.a"))
+    for part, value in (("post_norms", 1e-3), ("pre_norms", 1.0), ("in_norm", 1.0), (".a", 0.0)):
+        found = [p for key, p in post.named_parameters() if part in key and (part != ".a" or key.endswith(part))]
+        assert len(found) == {"post_norms": 9, "pre_norms": 4, "in_norm": 9, ".a": 3}[part]
+        assert all((p == value).all() for p in found)
 
 
 def test_groups():
-    mixing = {f"aggregate.weights.{key}" for key in ("a", "w1.weight", "w2.weight")}
+    mixing = {f"aggregate.{key}" for key in ("a", "w1.weight", "w2.weight")}
     assert own_groups(setup("muddformer", **OWN)[0]) == (set(), mixing)
 
 

@@ -1,28 +1,45 @@
-"""probes/attnres.py against what the model reads."""
+"""probes of attnres.py, attnres_block.py, attnres_delta.py and mhar.py against what the models read."""
 import math
 
 import pytest
+import torch
 from analysis import average, check_depth, double, numbers, passed, random_model, tokens  # noqa: F401
 
 from nanodepth import record
 
 
-@pytest.mark.parametrize("options", [{}, dict(block_size=2), dict(block_size=4), dict(additive=True)], ids=str)
-def test_depth_matrix_makes_every_input_from_the_outputs(options):
-    check_depth("attnres", **options)
+@pytest.mark.parametrize("name, options", [
+    ("attnres", {}), ("attnres_delta", {}), *(("attnres_block", dict(block_size=n)) for n in (1, 2, 4, 6))], ids=str)
+def test_depth_matrix_makes_every_input_from_the_outputs(name, options):
+    check_depth(name, **options)
 
 
-def test_one_layer():
-    found = numbers(random_model("attnres", n_layer=1))
+@pytest.mark.parametrize("name", ["attnres", "attnres_delta"])
+def test_one_layer(name):
+    found = numbers(random_model(name, n_layer=1))
     assert found["adjacent"] == {} and len(found["lens"]) == 2 and found["depth_error"] < 1e-9
 
 
-def test_stats_against_loops():
-    model = random_model("attnres")
-    found, alphas = record.stats("attnres", model, tokens()[0]), passed(model).outputs_of("alpha")
-    for n, alpha in enumerate(alphas):
-        rows = alpha.flatten(0, 1).tolist()                                         # of each token, its sources
-        entropies = [-sum(a * math.log(a) for a in row) for row in rows]
-        assert found["entropy"][n] == pytest.approx(average(entropies), rel=1e-5)
-        assert found["newest"][n] == pytest.approx(average(row[-1] for row in rows), rel=1e-5)
-    assert len(alphas) == len(found["entropy"]) == len(found["newest"]) == 6
+def test_what_several_heads_read_is_no_sum_of_outputs():
+    assert numbers(random_model("mhar"))["depth"] == {}
+
+
+@pytest.mark.parametrize("name, options", [("attnres", {}), ("attnres_block", dict(block_size=4)),
+                                           ("attnres_delta", {}), ("mhar", dict(n_depth_head=2))], ids=str)
+def test_stats_against_loops(name, options):
+    """Of each head, where there are several, its weights make its slice of what the reader reads."""
+    model = random_model(name, **options)
+    found, queries = record.stats(name, model, tokens()[0]), model.depth_attention.query
+    outputs, n, size = passed(model).outputs, options.get("n_depth_head", 1), options.get("block_size", 1)
+    assert len(found["entropy"]) == len(found["newest"]) == len(queries) == (5 if name == "attnres_delta" else 6)
+    for l, w in enumerate(queries, start=1):
+        sources = [outputs[0], *(sum(outputs[s:min(s + size, l + 1)]) for s in range(1, l + 1, size))]
+        entropies, newest = [], []
+        for b, t, i in [(b, t, i) for b in range(2) for t in range(12) for i in range(n)]:
+            part = slice(i * 32 // n, (i + 1) * 32 // n)
+            scores = [torch.dot(w[part], (v[b, t] / v[b, t].square().mean().sqrt())[part]).item() for v in sources]
+            row = [math.exp(x) / sum(map(math.exp, scores)) for x in scores]
+            entropies.append(-sum(a * math.log(a) for a in row))
+            newest.append(row[-1])
+        assert found["entropy"][l - 1] == pytest.approx(average(entropies), rel=1e-4)
+        assert found["newest"][l - 1] == pytest.approx(average(newest), rel=1e-4)

@@ -1,30 +1,36 @@
-"""probes/hyperconnections.py against what the model reads."""
+"""probes/hyperconnections.py, of three models, against what they read."""
 import pytest
 from analysis import average, check_depth, double, passed, random_model, tokens  # noqa: F401
 
 import models
 from nanodepth import record
 
-
-@pytest.mark.parametrize("connection, n_streams", dict(static=2, dynamic=4, manifold=3, lite=3, identity=4).items())
-def test_depth_matrix_makes_every_input_from_the_outputs(connection, n_streams):
-    check_depth("hyperconnections", connection=connection, n_streams=n_streams)
+CASES = [("hyperconnections", {}), ("hyperconnections", dict(dynamic=False, n_streams=2)), ("mhc", dict(n_streams=3)),
+         ("mhc_lite", dict(n_streams=3))]
 
 
-@pytest.mark.parametrize("connection", ["static", "dynamic", "manifold", "lite", "identity"])
-def test_stats_at_the_start_and_against_loops(connection):
-    options = dict(connection=connection, vocab_size=97, n_layer=2, n_head=4, d_model=32)
-    start = record.stats("hyperconnections", models.build("hyperconnections", **options).eval(), tokens()[0])
-    wanted = {"static": 1.0, "dynamic": 1.0}.get(connection, 0.4753)            # sigmoid(1), and three of sigmoid(-1)
+@pytest.mark.parametrize("name, options", CASES, ids=str)
+def test_depth_matrix_makes_every_input_from_the_outputs(name, options):
+    check_depth(name, **options)
+
+
+@pytest.mark.parametrize("name, options", [("hyperconnections", {}), ("hyperconnections", dict(dynamic=False)),
+                                           ("mhc", {}), ("mhc_lite", {})], ids=str)
+def test_stats_at_the_start_and_against_loops(name, options):
+    start = record.stats(name, models.build(name, vocab_size=97, n_layer=2, n_head=4, d_model=32, **options).eval(),
+                         tokens()[0])
+    wanted = 1.0 if name == "hyperconnections" else 0.4753                      # sigmoid(1), and three of sigmoid(-1)
     assert start["focus"] == pytest.approx([wanted] * 4, abs=1e-4) and start["write"] == pytest.approx([1.0] * 4)
-    keep = [1.0, 0.994008, 0.994008, 1.0] if connection == "lite" else [1.0] * 4    # (1 + 5 e^-8) / (1 + 23 e^-8)
-    assert start["keep"] == pytest.approx(keep, abs=1e-6 if connection == "lite" else 2e-3)     # exp(-8) is not zero
-    model = random_model("hyperconnections", connection=connection)
-    found, maps = record.stats("hyperconnections", model, tokens()[0]), passed(model).outputs_of("maps")
-    for n, (pre, post, res) in enumerate(maps):
+    keep = [0.994008] * 4 if name == "mhc_lite" else [1.0] * 4                  # (1 + 5 e^-8) / (1 + 23 e^-8)
+    assert start["keep"] == pytest.approx(keep, abs=1e-6 if name == "mhc_lite" else 2e-3)       # exp(-8) is not zero
+    model = random_model(name, **options)
+    found, calls = record.stats(name, model, tokens()[0]), passed(model).calls["connections"]
+    modules = [m for block in model.blocks for m in (block.attn_connection, block.mlp_connection)]
+    for n, (m, (inputs, _)) in enumerate(zip(modules, calls, strict=True)):
+        pre, post, res = m.maps(inputs[0])
         rows = pre.abs().reshape(-1, pre.size(-1)).tolist()
         assert found["focus"][n] == pytest.approx(average(max(row) / sum(row) for row in rows), rel=1e-5)
         assert found["write"][n] == pytest.approx(average(post), rel=1e-5)
-        kept = [1.0] if res is None else [m[i][i] for m in res.reshape(-1, 4, 4).tolist() for i in range(4)]
+        kept = [r[i][i] for r in res.reshape(-1, 4, 4).tolist() for i in range(4)]
         assert found["keep"][n] == pytest.approx(average(kept), rel=1e-5)
-    assert len(maps) == len(found["keep"]) == 6
+    assert len(calls) == len(found["keep"]) == 6

@@ -1,9 +1,10 @@
-"""probes/muddformer.py, which serves muddpythia.py too: streams, depth matrices and the dynamic weights."""
+"""probes/muddformer.py, which serves all models with MUDD's connections: depth matrices and the dynamic weights."""
 import math
 from itertools import product
 
 import pytest
 import torch
+import torch.nn.functional as F
 from analysis import (  # noqa: F401
     average, by_title, check_depth, check_gates, double, numbers, passed, random_model, tokens)
 
@@ -13,10 +14,14 @@ from probes.muddformer import PICTURES
 
 
 @pytest.mark.parametrize("options", [
-    {}, dict(multiway=False), dict(streams="vr"), dict(dynamic=False), dict(period=2), dict(dilation=2),
-    dict(window=1), dict(last_k=2, streams="vr")], ids=str)
+    dict(multiway=False), dict(streams="vr"), dict(dynamic=False), dict(period=2), dict(dilation=2), dict(window=1),
+    dict(last_k=2, streams="vr")], ids=str)
 def test_depth_matrices_make_every_input_from_the_outputs(options):
-    check_depth("muddformer", expected="qkvr", **options)
+    check_depth("muddformer_ablations", expected="qkvr", **options)
+
+
+def test_depth_matrices_of_the_main_form():
+    check_depth("muddformer", expected="qkvr")
 
 
 def test_depth_matrices_beside_a_parallel_block():
@@ -41,12 +46,12 @@ def test_gates():
 
 
 def test_one_layer():
-    found = numbers(random_model("muddformer", n_layer=1, ffn_realloc=False))
+    found = numbers(random_model("muddformer_ablations", n_layer=1, ffn_realloc=False))
     assert found["adjacent"] == {} and len(found["lens"]) == 2 and found["depth_error"] < 1e-9
 
 
 @pytest.mark.parametrize("name, options", [
-    ("muddformer", dict(window=2)), ("muddformer", dict(window=2, pre_post_norm=True)), ("muddpythia", {})], ids=str)
+    ("muddformer_ablations", dict(window=2)), ("muddformer", dict(pre_post_norm=True)), ("muddpythia", {})], ids=str)
 @torch.no_grad()
 def test_dynamic_weights_against_loops(name, options):
     model = random_model(name, **options)
@@ -56,13 +61,12 @@ def test_dynamic_weights_against_loops(name, options):
     model(tokens()[0])
     for hook in hooks:
         hook.remove()
-    normed = options.get("pre_post_norm")
-    seen = [model.pre_norms[f"{j}_pre_norm"](x) if normed and f"{j}_pre_norm" in model.pre_norms else x
-            for j, x in enumerate(X)]                                               # what is weighted
+    seen = [model.pre_norms[j](x) if "pre_post_norm" in options else x for j, x in enumerate(X)]     # what is weighted
     for i in (1, 2, 3):
         names = "qkvr" if i < 3 else "r"
         sources = [[0, 1], [0, 1, 2], [0, 2, 3] if "window" in options else [0, 1, 2, 3]][i - 1]
-        weights = model.aggregate[str(i)].weights(X[i])
+        m, rms = model.aggregate[i - 1], (X[i].square().mean(-1, keepdim=True) + model.config.norm_eps).sqrt()
+        weights = m.a + m.w2(F.gelu(m.w1(X[i] / rms))).unflatten(-1, (len(names), len(sources)))
         assert found[str(i)]["streams"] == names and found[str(i)]["sources"] == sources
         for (c, _), (j, source) in product(enumerate(names), enumerate(sources)):
             w = [weights[b, t, c, j].item() for b in range(2) for t in range(12)]
@@ -76,9 +80,8 @@ def test_dynamic_weights_against_loops(name, options):
 def test_small_deviations_of_weights_in_fp32():
     model = random_model("muddformer").float()
     with torch.no_grad():
-        weights = model.aggregate["2"].weights
-        weights.w2.weight.normal_(std=2e-4)
-        weights.a.fill_(1.0)
+        model.aggregate[1].w2.weight.normal_(std=2e-4)
+        model.aggregate[1].a.fill_(1.0)
         got = numbers(model)["dynamic"]["2"]["sd"]
         wanted = numbers(model.double())["dynamic"]["2"]["sd"]
     assert torch.allclose(torch.tensor(got), torch.tensor(wanted), rtol=1e-2) and torch.tensor(wanted).min() > 0
@@ -86,7 +89,7 @@ def test_small_deviations_of_weights_in_fp32():
 
 def test_pictures_show_the_numbers():
     pytest.importorskip("matplotlib")
-    found = numbers(random_model("muddformer", streams="vr"))
+    found = numbers(random_model("muddformer_ablations", streams="vr"))
     lines = by_title(draw_layers({"run": found}))["input against previous layer's"].get_lines()
     assert [list(y) for y in found["adjacent"].values()] == [line.get_ydata().tolist() for line in lines]
     drawn = by_title(draw_depth({"run": found}))["run, v input"].get_images()[0]    # attention's rows alone
@@ -100,8 +103,8 @@ def test_pictures_show_the_numbers():
 def test_stats_against_loops(name):
     model = random_model(name)
     found = record.stats(name, model, tokens()[0])
-    for n, A in enumerate(passed(model).outputs_of("weights")):
-        rows = A.flatten(0, -2).tolist()                                            # of each token and stream
+    for n, (m, made) in enumerate(zip(model.aggregate, passed(model).outputs_of("generators"))):
+        rows = (m.a + made.unflatten(-1, m.a.shape)).flatten(0, -2).tolist()        # of each token and stream
         assert found["on_last"][n] == pytest.approx(average(row[-1] for row in rows), rel=1e-4)
         assert found["on_earlier"][n] == pytest.approx(average(sum(map(abs, row[:-1])) for row in rows), rel=1e-4)
     assert n == 2

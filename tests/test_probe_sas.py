@@ -1,11 +1,9 @@
 """sas.py: its residual stream is a plain sum, and every simulated head has a map."""
-import pytest
 from analysis import check_depth, double, numbers, random_model  # noqa: F401
 
 
-@pytest.mark.parametrize("options", [{}, dict(simulation="projection")], ids=str)
-def test_depth_matrix_makes_every_input_from_the_outputs(options):
-    check_depth("sas", **options)
+def test_depth_matrix_makes_every_input_from_the_outputs():
+    check_depth("sas")
 
 
 def test_maps_of_simulated_heads():

@@ -8,6 +8,7 @@ from reference import (  # noqa: F401  (float64: autouse)
 
 import models
 from nanodepth.devices import flops_per_token
+from probes.satformer import costs
 
 OWN = dict(n_layer=4, value_act="relu", last_k=None)
 CASES = GATED + [dict(value_act=a) for a in ("sigmoid", "tanh", "identity", "softmax", "softmax_sigmoid")] + [
@@ -81,7 +82,7 @@ def test_costs(options):
     """Parameters exactly; FLOPs: the counter sees the gate's product, the formula also the sums."""
     shape = {**SHAPE, "n_kv_head": options.get("n_kv_head", 2)}
     model, base = models.build("satformer", **{**SHAPE, **options}), models.build("gpt", **shape)
-    params, flops, read = models.module("satformer").costs(model.config, 64)
+    params, flops, read = costs(model.config, 64)
     assert params == sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in base.parameters())
     assert flops_per_token(model, 64) - flops_per_token(base, 64) == flops - 2 * read
     assert read == options.get("last_k", 3) * shape["n_kv_head"] * 16
@@ -100,11 +101,3 @@ def test_gated_values_stay_bf16_under_autocast(value_act):
         patch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
         model(torch.zeros(2, 8, dtype=torch.long))
     assert seen == [torch.bfloat16] * 4
-
-
-def test_queries_and_keys_are_the_two_products():
-    attn = models.build("satformer", **SHAPE).blocks[1].attn
-    x = torch.randn(2, 5, 64)
-    q, k = attn.queries_and_keys(x)
-    torch.testing.assert_close(q.flatten(2), attn.wq(x))
-    torch.testing.assert_close(k.flatten(2), attn.wk(x))

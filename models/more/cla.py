@@ -1,23 +1,20 @@
 """Cross-layer attention (CLA): several layers read the keys and values of one.   arXiv:2405.12981
 
-What decoding keeps of the past are the keys and values of all layers. Here layers come in groups of `share`, and only
-the first layer m of a group has wk and wv. A layer n of the group has queries of its own over the keys and values of m:
+What decoding keeps of the past are the keys and values of all layers. Here layers come in groups, and only the first
+layer m of a group makes keys and values. Each layer n of the group attends over them with its own queries:
     y_n = softmax( rope(norm(wq_n(a_n))) k_m^T / sqrt(d_head) + causal ) v_m,     a = norm(x) of each layer
     k_m = rope(norm(wk_m(a_m))),     v_m = wv_m(a_m)
-The cache is 1/share of gpt.py's, beside what grouped queries save; share=2 is the paper's CLA2. The first `own` layers
-stay as they are: with own = share = n_layer / 2 one set serves the whole later half, as in YOCO (arXiv:2405.05254),
-whose earlier half has windows or decay (sambay.py has windows); here it sees everything.
-Saves 2 C K D parameters, twice that in FLOPs per token, and the D gains of a norm in each layer without keys. It reads
-nothing more.
+Options:
+    share    layers in a group: the cache is 1/share of gpt.py's. 2 is the paper's CLA2
+    own      layers before the first group, each with its own keys and values. Rows of the paper's table 1, with 20
+             layers: CLA2-KeepEnds is own=1, CLA2-DenseFront is own=9, share=10
 
 Changed from gpt.py: Config, Config.__post_init__, Cache, Cache.__init__, Attention.__init__, Attention.forward,
     Block.forward, Model.forward
-Equal to gpt.py when: share = 1. Otherwise never: it has fewer parameters.
-Paper and code:
-    - The code of an author (github.com/IBM/dolomite-engine, gpt_crosslayer) and YOCO's (github.com/microsoft/unilm)
-      give the input of keys and values a norm of its own, whose gains wk and wv absorb. Here it is attn_norm.
-    - Neither has a norm on queries and keys. Here keys are shared as the cache holds them, normalised and rotated.
-    - dolomite-engine's groups of neighbours may have any sizes; here all have one size, but for the last.
+Equal to gpt.py when: share = 1.
+Optimizer: as gpt.py.
+The paper gives the input of wk and wv a norm of its own, whose gains wk and wv can absorb. Here it is attn_norm. If
+share does not divide the layers, the paper's first group is smaller, here the last one.
 """
 import math
 from dataclasses import dataclass
@@ -44,35 +41,22 @@ class Config:
     gate: str = "none"              # gated attention: none | elementwise | headwise
     zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
     share: int = 2                  # layers in a group; the first one's keys and values serve all
-    own: int = 0                    # so many layers before the first group have keys and values of their own
+    own: int = 0                    # layers before the first group, with keys and values of their own
 
     def __post_init__(self):
-        if self.n_kv_head is None:
-            self.n_kv_head = self.n_head
-        if self.d_ff is None:
-            self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64)
-        for name in ("vocab_size", "n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "max_len", "rope_theta"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        if self.d_model % (2 * self.n_head):
-            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head} (rotary pairs)")
-        if self.n_head % self.n_kv_head:
-            raise ValueError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}")
+        self.n_kv_head = self.n_head if self.n_kv_head is None else self.n_kv_head
+        self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64) if self.d_ff is None else self.d_ff
+        if self.d_model % (2 * self.n_head) or self.n_head % self.n_kv_head:
+            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head}, "
+                             f"and that a multiple of n_kv_head {self.n_kv_head}")
         if self.gate not in ("none", "elementwise", "headwise"):
             raise ValueError(f"gate must be none, elementwise or headwise, not {self.gate!r}")
-        if not 0 <= self.own < self.n_layer:
-            raise ValueError(f"own must lie between 0 and n_layer - 1 = {self.n_layer - 1}, not {self.own}")
-        if not 1 <= self.share <= self.n_layer - self.own:
-            raise ValueError(f"share must lie between 1 and n_layer - own {self.n_layer - self.own}, not {self.share}")
+        if self.own < 0 or not 1 <= self.share <= self.n_layer - self.own:
+            raise ValueError(f"own {self.own} must be at least 0, and share {self.share} between 1 and n_layer - own")
 
     @property
     def d_head(self):
         return self.d_model // self.n_head
-
-    @property
-    def makers(self):
-        """The layers that have keys and values."""
-        return [*range(self.own), *range(self.own, self.n_layer, self.share)]
 
 
 class RMSNorm(nn.Module):
@@ -97,21 +81,18 @@ def apply_rope(x, cos, sin):
 def compute_dtype(weight):
     """The dtype of products with this weight: autocast's where that is on, else the weight's."""
     kind = weight.device.type
-    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else weight.dtype
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 class Cache:
-    """Preallocated keys and values of c.makers, (B, K, max_len, D) each; `pos` () counts the tokens held.
-
-    Model.forward advances it. Its shapes never change, so that a decoding step compiles once.
-    """
+    """Keys and values of each group, (B, K, max_len, D) each; Model.forward advances `pos` (), the tokens held."""
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
-        dtype = compute_dtype(like)
-        shape = (batch_size, c.n_kv_head, max_len, c.d_head)
-        self.k = {layer: torch.zeros(shape, dtype=dtype, device=like.device) for layer in c.makers}
-        self.v = {layer: torch.zeros(shape, dtype=dtype, device=like.device) for layer in c.makers}
+        shape, kind = (batch_size, c.n_kv_head, max_len, c.d_head), dict(dtype=compute_dtype(like), device=like.device)
+        layers = {block.attn.layer for block in model.blocks}
+        self.k = {layer: torch.zeros(shape, **kind) for layer in layers}
+        self.v = {layer: torch.zeros(shape, **kind) for layer in layers}
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
@@ -138,30 +119,31 @@ def attend(q, k, v, layer, cache):
 class Attention(nn.Module):
     def __init__(self, c, layer):
         super().__init__()
-        self.layer = max(maker for maker in c.makers if maker <= layer)             # whose keys and values it reads
+        self.layer = layer - max(0, layer - c.own) % c.share                        # m, whose keys and values it reads
         self.n_head, self.n_kv_head, self.d_head = c.n_head, c.n_kv_head, c.d_head
-        makes = self.layer == layer
         self.wq = nn.Linear(c.d_model, c.n_head * c.d_head, bias=False)
-        self.wk = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False) if makes else None
-        self.wv = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False) if makes else None
+        self.wk = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False)
+        self.wv = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False)
         self.wo = nn.Linear(c.n_head * c.d_head, c.d_model, bias=False)
         self.q_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm and makes else nn.Identity()
+        self.k_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
         n_gate = {"none": 0, "elementwise": c.n_head * c.d_head, "headwise": c.n_head}[c.gate]
         self.gate = nn.Linear(c.d_model, n_gate, bias=False) if n_gate else None
+        if layer != self.layer:
+            self.wk = self.wv = self.k_norm = None
 
-    def forward(self, x, rope, cache=None, shared=None):
+    def forward(self, x, rope, cache=None, kv=None):
         B, T, _ = x.shape
         q = self.wq(x).view(B, T, self.n_head, self.d_head)                         # (B, T, H, D)
         if self.wk is not None:
             k = self.wk(x).view(B, T, self.n_kv_head, self.d_head)                  # (B, T, K, D)
             v = self.wv(x).view(B, T, self.n_kv_head, self.d_head)                  # (B, T, K, D)
-            shared = apply_rope(self.k_norm(k), *rope), v
-        q, (k, v) = apply_rope(self.q_norm(q), *rope), shared
-        y = attend(q, k, v, self.layer, cache)              # (B, T, H, D); the cache's place is written by each reader
+            kv = apply_rope(self.k_norm(k), *rope), v
+        q = apply_rope(self.q_norm(q), *rope)
+        y = attend(q, *kv, self.layer, cache)               # (B, T, H, D); each reader stores them at the same place
         if self.gate is not None:
             y = y * self.gate(x).sigmoid().view(B, T, self.n_head, -1)              # times (B, T, H, D or 1)
-        return self.wo(y.reshape(B, T, -1)), shared                                 # (B, T, C), (k, v)
+        return self.wo(y.reshape(B, T, -1)), kv                                     # (B, T, C), (k_m, v_m)
 
 
 class MLP(nn.Module):
@@ -183,10 +165,10 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(c.d_model, c.norm_eps)
         self.mlp = MLP(c.d_model, c.d_ff)
 
-    def forward(self, x, rope, cache=None, shared=None):
-        y, shared = self.attn(self.attn_norm(x), rope, cache, shared)
+    def forward(self, x, rope, cache=None, kv=None):
+        y, kv = self.attn(self.attn_norm(x), rope, cache, kv)
         x = x + y
-        return x + self.mlp(self.mlp_norm(x)), shared
+        return x + self.mlp(self.mlp_norm(x)), kv
 
 
 class Model(nn.Module):
@@ -220,18 +202,17 @@ class Model(nn.Module):
                 raise ValueError(f"init_weights does not know {name}")
 
     def forward(self, idx, targets=None, cache=None):
-        """Logits of the next token, and the loss if targets are given.
+        """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
-        Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
-        z_loss * mean(logsumexp(logits)^2) added. Without targets loss is None; with them the logits carry no gradient.
-        ValueError if T exceeds max_len.
+        The loss is the mean cross-entropy in nats per token, in training mode plus z_loss * mean(logsumexp(logits)^2).
+        With targets the logits carry no gradient. ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
-        shared = None                                                               # of the newest layer with keys
+        kv = None
         for block in self.blocks:
-            x, shared = block(x, rope, cache, shared)
+            x, kv = block(x, rope, cache, kv)
         return self.output(x, targets, cache)
 
     def rope(self, T, cache):
@@ -245,9 +226,7 @@ class Model(nn.Module):
 
     def output(self, x, targets, cache):
         """Final norm, head and loss on x (B, T, C); advances the cache."""
-        pad = -self.config.vocab_size % 64                  # a GPU multiplies rows of whole 128 bytes faster
-        weight = F.pad(self.head.weight, (0, 0, 0, pad)) if pad else self.head.weight
-        logits = F.linear(self.final_norm(x), weight)[..., :self.config.vocab_size]          # (B, T, V)
+        logits = self.head(self.final_norm(x))                                      # (B, T, V)
         if cache is not None:
             cache.pos += x.size(1)
         if targets is None:
@@ -259,41 +238,26 @@ class Model(nn.Module):
         return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
 
     @torch.no_grad()
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
         """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest token; top_k keeps the k likeliest. compile=True compiles the decoding step.
-        ValueError if the result would be longer than max_len.
+        temperature 0 takes the likeliest token; top_k keeps the k likeliest (None or 0: all); ids from n_vocab on are
+        never taken. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
         """
         (B, T), total = idx.shape, idx.size(1) + max_new_tokens
-        if T == 0 or max_new_tokens < 0 or total > self.config.max_len:
-            raise ValueError(f"{T} + {max_new_tokens} tokens: at least 1 + 0 and at most max_len {self.config.max_len}")
-        cache, out = Cache(self, B, total), torch.cat((idx, idx.new_zeros(B, max_new_tokens)), dim=1)
+        if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
+            raise ValueError(f"{T} + {max_new_tokens} tokens, of top_k {top_k}: 1 + 0 to max_len {self.config.max_len}")
+        cache, new = Cache(self, B, total), idx
         step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
         for t in range(T, total):
-            logits, _ = self.forward(idx, cache=cache) if t == T else step(out[:, t - 1:t].clone(), cache=cache)
-            scores = logits[:, -1].float()                                          # (B, V)
-            if top_k is not None:
-                kept = scores.topk(min(top_k, scores.size(-1))).values[:, -1:]
-                scores = scores.masked_fill(scores < kept, -math.inf)
-            if temperature == 0:
-                out[:, t] = scores.argmax(-1)
-            else:
-                out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
-        return out
-
-
-def costs(c, T):
-    """(parameters, forward FLOPs per token, numbers read per token) more than gpt.py's, in a context of T tokens."""
-    n = c.n_layer - len(c.makers)                                                   # layers without keys and values
-    matrices = 2 * n * c.d_model * c.n_kv_head * c.d_head
-    return -matrices - n * c.qk_norm * c.d_head, -2 * matrices, 0
-
-
-def neutral(model):
-    """Nothing to set. ValueError for settings that are never the baseline's."""
-    if model.config.share > 1:
-        raise ValueError("layers without keys and values are no layers of gpt.py")
+            logits, _ = (step if t > T else self.forward)(new, cache=cache)
+            scores = logits[:, -1, :n_vocab].float()                                # (B, V)
+            if top_k:
+                scores[scores < scores.topk(min(top_k, scores.size(-1))).values[:, -1:]] = -math.inf
+            p = (scores / (temperature or 1.0)).softmax(-1)
+            new = torch.multinomial(p, 1, generator=generator) if temperature else scores.argmax(-1, keepdim=True)
+            idx = torch.cat((idx, new), dim=1)
+        return idx
 
 
 if __name__ == "__main__":                      # its size, and one training step on random tokens

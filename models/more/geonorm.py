@@ -1,34 +1,21 @@
-"""GeoNorm: every residual update is a step along a great circle, at constant norm.   arXiv:2601.22095
+"""GeoNorm: every sublayer turns the residual stream along a great circle, at constant norm.   arXiv:2601.22095
 
-Pre-norm adds a sublayer's output g to the state; post-norm also projects the sum back to a sphere. GeoNorm takes g as
-the direction of an optimizer's step on that sphere: its tangential part v turns the state x along the geodesic, by an
-angle that decays over the layers l = 0 .. L-1 and has a learned scale per sublayer. RN is RMSNorm without gain:
-    x_0 = RN(embed[idx]),                                       so that |x| = sqrt(C) everywhere, up to norm_eps
-    g = f(norm(x)),     v = g - (<x, g> / <x, x>) x             f: attention or MLP
-    theta = scale decay(l) min(|v| / |x|, pi/4), between -pi/4 and pi/4
-    x <- cos(theta) x + sin(theta) |x| v / |v|
-    decay(l) = 1 (none) | 1/(l + 1) (harmonic) | 1/sqrt(l + 1) (sqrt) | (L - l)/L (linear) | decay_rate^l (geometric)
-`update` has three other forms. unprojected: v = g, no bounds on theta, and the new state scaled back to |x|;
-decay=geometric belongs to it. pre_norm: gpt.py. post_norm: x <- norm(x + f(x)), where the norm of a sum is the module
-before its next reader (attn_norm, mlp_norm, final_norm); the first attn_norm takes the embedding.
-Costs 1 parameter and, per token, 9 C FLOPs per sublayer, for three inner products and a sum of two scaled vectors.
-pre_norm and post_norm cost nothing. No earlier state is read.
+Pre-norm adds a sublayer's output g to the stream x; post-norm also projects the sum back to a sphere. GeoNorm takes g
+as the direction of an optimizer's step on that sphere. The part v of g that is tangential to the sphere turns x along a
+geodesic, by an angle theta that has a learned scale per sublayer and decays over the layers l = 0 .. L-1:
+    x_0   = RN(embed[idx]),                           RMSNorm without gain, so that |x| = sqrt(C) everywhere
+    g     = f(norm(x)),                               f: attention or MLP
+    v     = g - (<x, g> / <x, x>) x
+    theta = scale / sqrt(l + 1) min(|v| / |x|, pi/4), between -pi/4 and pi/4
+    x    <- cos(theta) x + sin(theta) |x| v / |v|
+With zero_init a step is the identity at the start. Its derivative with respect to g is then the projection
+(I - x x^T / |x|^2) scale / sqrt(l + 1): nothing is divided by |v| = 0.
 
-Changed from gpt.py: Config, Config.__post_init__, Block.__init__, Block.forward, Model.init_weights, Model.forward
-Equal to gpt.py when: update=pre_norm. With zero_init a geodesic step is the identity at the start, and its derivative
-    with respect to g is scale decay(l) (I - x x^T / |x|^2): nothing is divided by |v| = 0.
+Changed from gpt.py: Block.__init__, Block.forward, Model.init_weights, Model.forward
 Optimizer: scale goes to AdamW at mix_lr, without decay.
-Paper and code: no code of the authors was found. Bounds and decays follow a public reimplementation of the paper's Eq.
-3-5 and appendix.
-    - It decays harmonically. Here sqrt, which leaves the late layers a larger step.
-    - It adds a learned bias to the angle. Here none: it would turn x where v = 0 has no direction.
-    - It bounds theta from above only. Here also from below.
-    - What f reads is not stated. Here norm(x), at constant |x| a gain.
-    - unprojected is the form of J. Sun, "The Architecture Stack" (web.stanford.edu/~jksun/blog/llm-architecture.html),
-      a text on this and four other papers. Its alpha_l, for the unit sphere, is scale decay(l) / sqrt(C) here. It says
-      that the norm is kept, which is so only if <x, g> = 0. Here the norm is restored after each step.
-    - It also calls pre-norm and post-norm limits of the geodesic. They are not settings of it: pre-norm is its first
-      order in theta without the projection, post-norm turns x to the direction of x + g.
+Paper and code: we found no code of the authors, and follow a public reimplementation of Eq. 3 to 5 and the appendix.
+It decays with 1 / (l + 1); we take the square root, which leaves late layers larger steps. It adds a learned bias to
+theta; we do not, since v = 0 has no direction to turn to. It bounds theta from above only.
 """
 import math
 from dataclasses import dataclass
@@ -54,30 +41,15 @@ class Config:
     qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
     gate: str = "none"              # gated attention: none | elementwise | headwise
     zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
-    update: str = "geodesic"        # of the state: geodesic | unprojected | pre_norm (gpt.py) | post_norm
-    decay: str = "sqrt"             # of the steps over the layers: none | harmonic | sqrt | linear | geometric
-    decay_rate: float = 0.9         # base of the geometric decay; no source gives a value
 
     def __post_init__(self):
-        if self.n_kv_head is None:
-            self.n_kv_head = self.n_head
-        if self.d_ff is None:
-            self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64)
-        for name in ("vocab_size", "n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "max_len", "rope_theta"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        if self.d_model % (2 * self.n_head):
-            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head} (rotary pairs)")
-        if self.n_head % self.n_kv_head:
-            raise ValueError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}")
+        self.n_kv_head = self.n_head if self.n_kv_head is None else self.n_kv_head
+        self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64) if self.d_ff is None else self.d_ff
+        if self.d_model % (2 * self.n_head) or self.n_head % self.n_kv_head:
+            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head}, "
+                             f"and that a multiple of n_kv_head {self.n_kv_head}")
         if self.gate not in ("none", "elementwise", "headwise"):
             raise ValueError(f"gate must be none, elementwise or headwise, not {self.gate!r}")
-        if self.update not in ("geodesic", "unprojected", "pre_norm", "post_norm"):
-            raise ValueError(f"update must be geodesic, unprojected, pre_norm or post_norm, not {self.update!r}")
-        if self.decay not in ("none", "harmonic", "sqrt", "linear", "geometric"):
-            raise ValueError(f"decay must be none, harmonic, sqrt, linear or geometric, not {self.decay!r}")
-        if not 0 < self.decay_rate <= 1:
-            raise ValueError(f"decay_rate must lie above 0 and not above 1, not {self.decay_rate}")
 
     @property
     def d_head(self):
@@ -106,21 +78,17 @@ def apply_rope(x, cos, sin):
 def compute_dtype(weight):
     """The dtype of products with this weight: autocast's where that is on, else the weight's."""
     kind = weight.device.type
-    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else weight.dtype
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 class Cache:
-    """Preallocated keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held.
-
-    Model.forward advances it. Its shapes never change, so that a decoding step compiles once.
-    """
+    """Keys and values of every layer, (B, K, max_len, D) each; Model.forward advances `pos` (), the tokens held."""
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
-        dtype = compute_dtype(like)
-        shape = (batch_size, c.n_kv_head, max_len, c.d_head)
-        self.k = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
-        self.v = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        shape, kind = (batch_size, c.n_kv_head, max_len, c.d_head), dict(dtype=compute_dtype(like), device=like.device)
+        self.k = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
+        self.v = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
@@ -185,40 +153,27 @@ def dot(x, y):
     return (x * y).sum(-1, keepdim=True)
 
 
-def root(square):
-    """The square root, at least 1e-6: a quotient by it and its gradient exist at |v| = 0."""
-    return square.clamp(min=1e-12).sqrt()
+def length(x):
+    """|x| (B, T, 1), at least 1e-6: a quotient by it and its gradient exist at x = 0."""
+    return dot(x, x).clamp(min=1e-12).sqrt()
 
 
 class Geodesic(nn.Module):
-    """Turns the state x (B, T, C) towards the output g (B, T, C) of a sublayer, at constant norm; in fp32 or better."""
+    """The step of the stream x (B, T, C) towards the output g (B, T, C) of a sublayer; in fp32 or better."""
 
-    def __init__(self, c, layer):
+    def __init__(self, layer):
         super().__init__()
         self.scale = nn.Parameter(torch.empty(()))
-        self.decay = {"none": 1.0, "harmonic": 1 / (layer + 1), "sqrt": (layer + 1) ** -0.5,
-                      "linear": 1 - layer / c.n_layer, "geometric": c.decay_rate ** layer}[c.decay]
-        self.project = c.update == "geodesic"
-
-    def weights(self, x, g):
-        """a, b (B, T, 1): the new state cos(theta) x + sin(theta) |x| v / |v| is a x + b g."""
-        xx, xg, gg, step = dot(x, x), dot(x, g), dot(g, g), self.scale * self.decay
-        if self.project:
-            along = xg / xx                                                         # v = g - along x
-            norm_x, norm_v = root(xx), root(gg - along * xg)
-            theta = (step * (norm_v / norm_x).clamp(max=math.pi / 4)).clamp(-math.pi / 4, math.pi / 4)
-            b = theta.sin() * norm_x / norm_v
-            return theta.cos() - b * along, b
-        norm_x, norm_v = root(xx), root(gg)                                         # v = g
-        theta = step * norm_v / norm_x
-        a, b = theta.cos(), theta.sin() * norm_x / norm_v
-        back = norm_x / root(a * a * xx + 2 * a * b * xg + b * b * gg)              # gives a x + b g the norm of x
-        return a * back, b * back
+        self.decay = (layer + 1) ** -0.5
 
     def forward(self, x, g):
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        a, b = self.weights(x.to(dtype), g.to(dtype))
-        return (a * x + b * g).type_as(x)
+        kind, x = x.dtype, x.to(torch.promote_types(x.dtype, torch.float32))
+        norm_x = length(x)                                                          # (B, T, 1)
+        v = g - dot(x, g) / norm_x.square() * x
+        norm_v = length(v)
+        angle = self.scale * self.decay * (norm_v / norm_x).clamp(max=math.pi / 4)
+        theta = angle.clamp(-math.pi / 4, math.pi / 4)
+        return (theta.cos() * x + theta.sin() * norm_x / norm_v * v).to(kind)
 
 
 class Block(nn.Module):
@@ -228,19 +183,9 @@ class Block(nn.Module):
         self.attn = Attention(c, layer)
         self.mlp_norm = RMSNorm(c.d_model, c.norm_eps)
         self.mlp = MLP(c.d_model, c.d_ff)
-        self.update = c.update
-        if self.update in ("geodesic", "unprojected"):
-            self.attn_geodesic = Geodesic(c, layer)
-            self.mlp_geodesic = Geodesic(c, layer)
+        self.attn_geodesic, self.mlp_geodesic = Geodesic(layer), Geodesic(layer)
 
     def forward(self, x, rope, cache=None):
-        if self.update == "pre_norm":
-            x = x + self.attn(self.attn_norm(x), rope, cache)
-            return x + self.mlp(self.mlp_norm(x))
-        if self.update == "post_norm":
-            x = self.attn_norm(x)
-            x = self.mlp_norm(x + self.attn(x, rope, cache))
-            return x + self.mlp(x)
         x = self.attn_geodesic(x, self.attn(self.attn_norm(x), rope, cache))
         return self.mlp_geodesic(x, self.mlp(self.mlp_norm(x)))
 
@@ -276,17 +221,15 @@ class Model(nn.Module):
                 raise ValueError(f"init_weights does not know {name}")
 
     def forward(self, idx, targets=None, cache=None):
-        """Logits of the next token, and the loss if targets are given.
+        """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
-        Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
-        z_loss * mean(logsumexp(logits)^2) added. Without targets loss is None; with them the logits carry no gradient.
-        ValueError if T exceeds max_len.
+        The loss is the mean cross-entropy in nats per token, in training mode plus z_loss * mean(logsumexp(logits)^2).
+        With targets the logits carry no gradient. ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
-        if self.config.update in ("geodesic", "unprojected"):
-            x = F.rms_norm(x, x.shape[-1:], eps=self.config.norm_eps).type_as(x)    # onto the sphere
+        x = F.rms_norm(x, x.shape[-1:], eps=self.config.norm_eps).type_as(x)        # onto the sphere
         for block in self.blocks:
             x = block(x, rope, cache)
         return self.output(x, targets, cache)
@@ -302,9 +245,7 @@ class Model(nn.Module):
 
     def output(self, x, targets, cache):
         """Final norm, head and loss on x (B, T, C); advances the cache."""
-        pad = -self.config.vocab_size % 64                  # a GPU multiplies rows of whole 128 bytes faster
-        weight = F.pad(self.head.weight, (0, 0, 0, pad)) if pad else self.head.weight
-        logits = F.linear(self.final_norm(x), weight)[..., :self.config.vocab_size]          # (B, T, V)
+        logits = self.head(self.final_norm(x))                                      # (B, T, V)
         if cache is not None:
             cache.pos += x.size(1)
         if targets is None:
@@ -316,40 +257,26 @@ class Model(nn.Module):
         return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
 
     @torch.no_grad()
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
         """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest token; top_k keeps the k likeliest. compile=True compiles the decoding step.
-        ValueError if the result would be longer than max_len.
+        temperature 0 takes the likeliest token; top_k keeps the k likeliest (None or 0: all); ids from n_vocab on are
+        never taken. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
         """
         (B, T), total = idx.shape, idx.size(1) + max_new_tokens
-        if T == 0 or max_new_tokens < 0 or total > self.config.max_len:
-            raise ValueError(f"{T} + {max_new_tokens} tokens: at least 1 + 0 and at most max_len {self.config.max_len}")
-        cache, out = Cache(self, B, total), torch.cat((idx, idx.new_zeros(B, max_new_tokens)), dim=1)
+        if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
+            raise ValueError(f"{T} + {max_new_tokens} tokens, of top_k {top_k}: 1 + 0 to max_len {self.config.max_len}")
+        cache, new = Cache(self, B, total), idx
         step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
         for t in range(T, total):
-            logits, _ = self.forward(idx, cache=cache) if t == T else step(out[:, t - 1:t].clone(), cache=cache)
-            scores = logits[:, -1].float()                                          # (B, V)
-            if top_k is not None:
-                kept = scores.topk(min(top_k, scores.size(-1))).values[:, -1:]
-                scores = scores.masked_fill(scores < kept, -math.inf)
-            if temperature == 0:
-                out[:, t] = scores.argmax(-1)
-            else:
-                out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
-        return out
-
-
-def costs(c, T):
-    """(extra parameters, extra forward FLOPs per token, numbers read per token) against gpt.py; T: the context."""
-    n = 2 * c.n_layer * (c.update in ("geodesic", "unprojected"))                   # sublayers that turn the state
-    return n, n * 9 * c.d_model, 0
-
-
-def neutral(model):
-    """Nothing to set. ValueError for settings that are never the baseline's."""
-    if model.config.update != "pre_norm":
-        raise ValueError("only update=pre_norm is gpt.py's")
+            logits, _ = (step if t > T else self.forward)(new, cache=cache)
+            scores = logits[:, -1, :n_vocab].float()                                # (B, V)
+            if top_k:
+                scores[scores < scores.topk(min(top_k, scores.size(-1))).values[:, -1:]] = -math.inf
+            p = (scores / (temperature or 1.0)).softmax(-1)
+            new = torch.multinomial(p, 1, generator=generator) if temperature else scores.argmax(-1, keepdim=True)
+            idx = torch.cat((idx, new), dim=1)
+        return idx
 
 
 if __name__ == "__main__":                      # its size, and one training step on random tokens

@@ -1,30 +1,20 @@
 """GPT-3: the Transformer of 2019/20 that papers call "the original", as a second baseline.   arXiv:2005.14165
 
-LayerNorm before each sublayer, learned absolute positions, a GELU MLP four times as wide as the stream, a bias in every
-norm and every linear map but the head. For tokens idx (B, T):
+It has a LayerNorm before each sublayer, learned absolute positions, and a GELU MLP four times as wide as the stream.
+Every norm and every linear map but the head has a bias. For tokens idx (B, T):
     x  = embed[idx] + pos_embed[0 .. T-1]
-    x <- x + wo( softmax(q k^T / sqrt(d_head) + causal) v ),   q, k, v = wq, wk, wv( norm(x) )
-    x <- x + w_down( gelu(w_up(b)) ),                            b = norm(x)
+    x <- x + wo( softmax( q k^T / sqrt(d_head) + causal ) v ),   q, k, v = wq, wk, wv( norm(x) )
+    x <- x + w_down( gelu( w_up(b) ) ),                             b = norm(x)
     logits = head( norm(x) )
-All weights start as N(0, 0.02), those of wo and w_down as N(0, 0.02 / sqrt(2 L)), biases at zero (GPT-2's rule, which
-GPT-3 kept). MUDDFormer's scaling runs (arXiv:2502.12170, figure 3 and appendix D.2) have this model as "Transformer",
-untied: `--preset mudd-405m --d_ff none`, since the preset's d_ff is that of a SwiGLU MLP. GPT-2 itself:
-tie_embeddings=True.
-Beside gpt.py it has max_len C parameters for the positions and L (9 C + 2 K D) + C for biases. The two matrices of
-width 4 C of an MLP are as large as SwiGLU's three of 8/3 C.
+Weights start as N(0, 0.02), those of wo and w_down as N(0, 0.02 / sqrt(2 L)), and biases at zero.
+GPT-2 is tie_embeddings=True. The "Transformer" of MUDDFormer's scaling runs is untied.
 
 Changed from gpt.py: Config, Config.__post_init__, RMSNorm, RMSNorm.__init__, RMSNorm.forward, apply_rope,
     Attention.__init__, Attention.forward, MLP.__init__, MLP.forward, Block.__init__, Block.forward, Model.__init__,
     Model.init_weights, Model.forward, Model.rope
-Equal to gpt.py when: never; it has no rope_theta, qk_norm, gate and zero_init.
-Paper and code:
-    - GPT-3 alternates full with banded sparse attention, and ties embedding and head. The papers that compare with it
-      use full attention.
-    - GPT-2's released code (github.com/openai/gpt-2) starts the positions at N(0, 0.01) and does not scale wo and
-      w_down, against its paper. Later code (nanoGPT, Hugging Face) does as here.
-    - GPT-2's norms have an eps of 1e-5; here norm_eps is 1e-6 as in every baseline.
-    - The bias of wk moves all scores of a query alike and changes nothing; it is here as in the released models.
-    - gelu is the tanh form, as in GPT-2.
+Optimizer: as gpt.py; Muon trains the matrices of the blocks, AdamW embeddings, positions, norms, biases and the head.
+Paper and code: GPT-3 alternates full with banded sparse attention. The papers that compare with it use full attention.
+GPT-2's released norms have an eps of 1e-5; here norm_eps is 1e-6, as in every baseline.
 """
 import math
 from dataclasses import dataclass
@@ -48,17 +38,11 @@ class Config:
     z_loss: float = 0.0             # weight of mean(logsumexp(logits)^2), in training only
 
     def __post_init__(self):
-        if self.n_kv_head is None:
-            self.n_kv_head = self.n_head
-        if self.d_ff is None:
-            self.d_ff = 4 * self.d_model
-        for name in ("vocab_size", "n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "max_len"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        if self.d_model % self.n_head:
-            raise ValueError(f"d_model {self.d_model} must be a multiple of n_head {self.n_head}")
-        if self.n_head % self.n_kv_head:
-            raise ValueError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}")
+        self.n_kv_head = self.n_head if self.n_kv_head is None else self.n_kv_head
+        self.d_ff = 4 * self.d_model if self.d_ff is None else self.d_ff
+        if self.d_model % self.n_head or self.n_head % self.n_kv_head:
+            raise ValueError(f"d_model {self.d_model} must be a multiple of n_head {self.n_head}, "
+                             f"and that a multiple of n_kv_head {self.n_kv_head}")
 
     @property
     def d_head(self):
@@ -68,21 +52,17 @@ class Config:
 def compute_dtype(weight):
     """The dtype of products with this weight: autocast's where that is on, else the weight's."""
     kind = weight.device.type
-    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else weight.dtype
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 class Cache:
-    """Preallocated keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held.
-
-    Model.forward advances it. Its shapes never change, so that a decoding step compiles once.
-    """
+    """Keys and values of every layer, (B, K, max_len, D) each; Model.forward advances `pos` (), the tokens held."""
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
-        dtype = compute_dtype(like)
-        shape = (batch_size, c.n_kv_head, max_len, c.d_head)
-        self.k = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
-        self.v = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        shape, kind = (batch_size, c.n_kv_head, max_len, c.d_head), dict(dtype=compute_dtype(like), device=like.device)
+        self.k = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
+        self.v = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
@@ -169,20 +149,19 @@ class Model(nn.Module):
                 p.zero_()
             elif module.endswith("norm"):
                 p.fill_(1.0)
-            elif module in ("wo", "w_down"):                                        # 2 L of them add up in the stream
-                nn.init.normal_(p, std=0.02 / math.sqrt(2 * self.config.n_layer))
+            elif module in ("wo", "w_down"):
+                nn.init.normal_(p, std=0.02 / math.sqrt(2 * self.config.n_layer))    # 2 L of them add up
             elif module in ("embed", "pos_embed", "wq", "wk", "wv", "w_up", "head"):
                 nn.init.normal_(p, std=0.02)
             else:
                 raise ValueError(f"init_weights does not know {name}")
 
     def forward(self, idx, targets=None, cache=None):
-        """Logits of the next token, and the loss if targets are given.
+        """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
-        Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
-        z_loss * mean(logsumexp(logits)^2) added. Without targets loss is None; with them the logits carry no gradient.
-        ValueError if T exceeds max_len.
+        The loss is the mean cross-entropy in nats per token, in training mode plus z_loss * mean(logsumexp(logits)^2).
+        With targets the logits carry no gradient. ValueError if T exceeds max_len.
         """
         x = self.embed(idx) + self.pos_embed(self.positions(idx.size(1), cache))
         x = x.to(compute_dtype(self.embed.weight))                                  # (B, T, C)
@@ -199,9 +178,7 @@ class Model(nn.Module):
 
     def output(self, x, targets, cache):
         """Final norm, head and loss on x (B, T, C); advances the cache."""
-        pad = -self.config.vocab_size % 64                  # a GPU multiplies rows of whole 128 bytes faster
-        weight = F.pad(self.head.weight, (0, 0, 0, pad)) if pad else self.head.weight
-        logits = F.linear(self.final_norm(x), weight)[..., :self.config.vocab_size]          # (B, T, V)
+        logits = self.head(self.final_norm(x))                                      # (B, T, V)
         if cache is not None:
             cache.pos += x.size(1)
         if targets is None:
@@ -213,28 +190,26 @@ class Model(nn.Module):
         return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
 
     @torch.no_grad()
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
         """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest token; top_k keeps the k likeliest. compile=True compiles the decoding step.
-        ValueError if the result would be longer than max_len.
+        temperature 0 takes the likeliest token; top_k keeps the k likeliest (None or 0: all); ids from n_vocab on are
+        never taken. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
         """
         (B, T), total = idx.shape, idx.size(1) + max_new_tokens
-        if T == 0 or max_new_tokens < 0 or total > self.config.max_len:
-            raise ValueError(f"{T} + {max_new_tokens} tokens: at least 1 + 0 and at most max_len {self.config.max_len}")
-        cache, out = Cache(self, B, total), torch.cat((idx, idx.new_zeros(B, max_new_tokens)), dim=1)
+        if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
+            raise ValueError(f"{T} + {max_new_tokens} tokens, of top_k {top_k}: 1 + 0 to max_len {self.config.max_len}")
+        cache, new = Cache(self, B, total), idx
         step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
         for t in range(T, total):
-            logits, _ = self.forward(idx, cache=cache) if t == T else step(out[:, t - 1:t].clone(), cache=cache)
-            scores = logits[:, -1].float()                                          # (B, V)
-            if top_k is not None:
-                kept = scores.topk(min(top_k, scores.size(-1))).values[:, -1:]
-                scores = scores.masked_fill(scores < kept, -math.inf)
-            if temperature == 0:
-                out[:, t] = scores.argmax(-1)
-            else:
-                out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
-        return out
+            logits, _ = (step if t > T else self.forward)(new, cache=cache)
+            scores = logits[:, -1, :n_vocab].float()                                # (B, V)
+            if top_k:
+                scores[scores < scores.topk(min(top_k, scores.size(-1))).values[:, -1:]] = -math.inf
+            p = (scores / (temperature or 1.0)).softmax(-1)
+            new = torch.multinomial(p, 1, generator=generator) if temperature else scores.argmax(-1, keepdim=True)
+            idx = torch.cat((idx, new), dim=1)
+        return idx
 
 
 if __name__ == "__main__":                      # its size, and one training step on random tokens

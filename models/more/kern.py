@@ -1,36 +1,23 @@
-"""KERN: the router of a mixture of experts as a normalised ReLU instead of a softmax.   arXiv:2509.25913
+"""KERN: the router of a mixture of experts is a normalised ReLU instead of a softmax.   arXiv:2509.25913
 
-In place of the MLP a block has E small ones, the experts, and a router that sends each token to k of them. Read as
-Nadaraya-Watson regression, the router is a kernel between token and expert, and softmax is only one choice; the paper
-takes what an MLP takes, ReLU and a norm, and gives up that the weights sum to one. For a token's normalised input x:
-    r_m = relu( s / (|s|_2 + 1e-6) )_m,   s = W x                                            W (E, C), m = 1 .. E
-    y   = gamma * sum_{m among the k largest r} r_m expert_m(x),    expert_m an MLP of width d_ff / k
-`router` has the paper's baselines: softmax, sigmoid or tanh of s for r, without gamma. It also has kern_l1, another
-reading of KERN: r = relu(W^ x), divided by its sum over all experts, the rows of W^ those of W at norm 1, without
-gamma. None normalises over the k chosen. Every token reaches its experts, however many others do (dropless).
-In training balance_loss times this is added, the mean over layers and sequences of
-    E sum_m F_m P_m,    F_m: m's share of the sequence's chosen (token, expert) pairs with r > 0,
-                        P_m: mean over its tokens of p_m / sum(p), p = relu(r)
-with a gradient through P only: 1 at equal load, E if one expert takes all. gamma starts at 1.
-Costs 3 (E - k) C d_ff / k parameters of idle experts, E C of the router and 1 of gamma per layer; 2 E C + 2 k C FLOPs
-per token and layer. As many parameters are active as gpt.py has, but for router and gamma. No earlier state is read.
+In place of the MLP a block has E small ones, the experts, and a router that sends each token to k of them. Seen as a
+kernel regression, the router is the kernel between token and expert, and softmax is only one choice. The paper takes
+what MLPs have, a norm and ReLU, and gives up that the weights sum to one. With a token's normalised input x:
+    r = relu( s / (|s|_2 + 1e-6) ),   s = W x                                                    (E), W: (E, C)
+    y = gamma * sum_{m among the k largest r} r_m expert_m(x),     expert_m: an MLP of width d_ff / k, gamma: a number
+router="softmax", "sigmoid" and "tanh" are the paper's baselines: r is that function of s, without gamma.
+No token is dropped, however many want the same expert. In training, balance_loss times this is added to the loss, the
+mean over layers and sequences of
+    E sum_m F_m P_m,    F_m: share of expert m in the choices with r > 0,    P_m: mean over tokens of p_m / sum(p)
+with p = relu(r) and a gradient through P alone. It is 1 at equal load, and E if one expert gets all tokens.
+A token goes through as many parameters as in gpt.py, at as many FLOPs; outside bf16 up to an eighth more.
 
-Changed from gpt.py: Config, Config.__post_init__, MLP.__init__, MLP.forward, Block.__init__, Block.forward,
+Changed from gpt.py: Config, Config.__post_init__, MLP, MLP.__init__, MLP.forward, Block.__init__, Block.forward,
     Model.init_weights, Model.forward
-Equal to gpt.py when: router = softmax and n_expert = top_k = 1. KERN never is: a single expert has r = 0 or 1.
-Optimizer: Muon orthogonalises the experts one by one; W and gamma go to AdamW at mix_lr, without weight decay.
-Paper and code: no code of the authors is known.
-    - One equation of the paper has the norm after the ReLU. Here it is before, as in the others and its text.
-    - kern_l1 is the router of J. Sun, one of the authors, in "The Architecture Stack"
-      (web.stanford.edu/~jksun/blog/llm-architecture.html).
-    - The paper leaves the balance loss open. Switch Transformer and OLMoE take F and P over all tokens on a device.
-      Here over a sequence, so that the loss does not depend on micro-batches and ranks. F sums to 1, as in OLMoE's
-      training code; in transformers it sums to k.
-    - The paper has k = 8 of 64 experts. The default is MUDDFormer's 2 of 16. Its paper drops tokens, though it follows
-      OLMoE, which drops none.
-Speed: bf16 and eager fp32 run torch's grouped matrix product. The compiler knows it in bf16 only; in fp32 it gets
-    blocks with copies of the matrices, which take two to three times as long. Muon's step works on every expert, E / k
-    times gpt.py's MLPs.
+Equal to gpt.py when: router = softmax and n_expert = top_k = 1.
+Optimizer: Muon trains each expert's matrices by themselves; W and gamma go to AdamW at mix_lr.
+Paper and code: no code of the authors is known. The paper has k = 8 of E = 64; the defaults are those of muddmoe.py.
+    It leaves the balance loss open. Here F and P are of one sequence, so that the loss does not depend on the batch.
 """
 import math
 from dataclasses import dataclass
@@ -56,33 +43,26 @@ class Config:
     qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
     gate: str = "none"              # gated attention: none | elementwise | headwise
     zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
-    router: str = "kern"            # kern | kern_l1 | softmax | sigmoid | tanh
-    n_expert: int = 16              # E: MLPs per layer
-    top_k: int = 2                  # k: experts per token; each has width d_ff / k
+    router: str = "kern"            # kern | softmax | sigmoid | tanh
+    n_expert: int = 16              # experts (E) per layer
+    top_k: int = 2                  # experts per token (k); each has width d_ff / k
     balance_loss: float = 0.01      # weight of the load-balancing loss, in training only
 
     def __post_init__(self):
-        if self.n_kv_head is None:
-            self.n_kv_head = self.n_head
-        if self.d_ff is None:
-            self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64)
-        for name in ("vocab_size", "n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "max_len", "rope_theta"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        if self.d_model % (2 * self.n_head):
-            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head} (rotary pairs)")
-        if self.n_head % self.n_kv_head:
-            raise ValueError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}")
+        self.n_kv_head = self.n_head if self.n_kv_head is None else self.n_kv_head
+        self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64) if self.d_ff is None else self.d_ff
+        if self.d_model % (2 * self.n_head) or self.n_head % self.n_kv_head:
+            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head}, "
+                             f"and that a multiple of n_kv_head {self.n_kv_head}")
         if self.gate not in ("none", "elementwise", "headwise"):
             raise ValueError(f"gate must be none, elementwise or headwise, not {self.gate!r}")
-        if self.router not in ("kern", "kern_l1", "softmax", "sigmoid", "tanh"):
-            raise ValueError(f"router must be kern, kern_l1, softmax, sigmoid or tanh, not {self.router!r}")
-        if not 1 <= self.top_k <= self.n_expert:
-            raise ValueError(f"top_k must lie between 1 and n_expert {self.n_expert}, not {self.top_k}")
+        if self.router not in ("kern", "softmax", "sigmoid", "tanh"):
+            raise ValueError(f"router must be kern, softmax, sigmoid or tanh, not {self.router!r}")
+        if not 1 <= self.top_k <= self.n_expert or self.balance_loss < 0:
+            raise ValueError(f"top_k {self.top_k} must lie between 1 and n_expert {self.n_expert}, and balance_loss "
+                             f"{self.balance_loss} not below 0")
         if self.d_model % 8 or self.d_ff % (8 * self.top_k):        # rows of 16 bytes in bf16, for grouped_mm
             raise ValueError(f"d_model {self.d_model} must be a multiple of 8, d_ff {self.d_ff} of {8 * self.top_k}")
-        if self.balance_loss < 0:
-            raise ValueError(f"balance_loss must not be negative, not {self.balance_loss}")
 
     @property
     def d_head(self):
@@ -111,21 +91,17 @@ def apply_rope(x, cos, sin):
 def compute_dtype(weight):
     """The dtype of products with this weight: autocast's where that is on, else the weight's."""
     kind = weight.device.type
-    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else weight.dtype
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 class Cache:
-    """Preallocated keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held.
-
-    Model.forward advances it. Its shapes never change, so that a decoding step compiles once.
-    """
+    """Keys and values of every layer, (B, K, max_len, D) each; Model.forward advances `pos` (), the tokens held."""
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
-        dtype = compute_dtype(like)
-        shape = (batch_size, c.n_kv_head, max_len, c.d_head)
-        self.k = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
-        self.v = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        shape, kind = (batch_size, c.n_kv_head, max_len, c.d_head), dict(dtype=compute_dtype(like), device=like.device)
+        self.k = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
+        self.v = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
@@ -174,107 +150,80 @@ class Attention(nn.Module):
         return self.wo(y.reshape(B, T, -1))                                         # (B, T, C)
 
 
-class Reorder(torch.autograd.Function):
-    """x[order] for a permutation `order` (N,) of the rows of x. Its gradient is gathered by the inverse permutation;
-    that of an index is a sum of atomic additions."""
-
-    @staticmethod
-    def forward(ctx, x, order, inverse):
-        ctx.save_for_backward(inverse)
-        return x.index_select(0, order)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.index_select(0, *ctx.saved_tensors), None, None
-
-
-def grouped_product(x, weights, ends):
-    """x (N, in), weights (E, out, in) each -> (N, all outs): each row times its expert's matrices, side by side.
-    The rows are in the order of their experts: those of expert e end before row ends[e]."""
-    if x.is_meta:                                       # counting FLOPs: each row costs the same, whoever its expert is
-        return torch.cat([F.linear(x, w[0]) for w in weights], dim=-1)
-    dtype, N, E = compute_dtype(weights[0]), len(x), len(weights[0])
-    if N > E and (dtype == torch.bfloat16 or dtype == torch.float32 and not torch.compiler.is_compiling()):
-        return F.grouped_mm(x.to(dtype), torch.cat([w.to(dtype) for w in weights], dim=1).mT, offs=ends)
-    # Blocks of equally many rows of one expert, each with a copy of its matrix: no shape depends on the routing.
-    # A few rows, as in decoding, are blocks of one row, and only their experts' matrices are read.
-    size = max(1, N // (2 * E))
-    n_block = (N + E * (size - 1)) // size                                      # enough, however the rows are spread
-    rows, n_rows = torch.arange(N, dtype=torch.int32, device=x.device), ends.diff(prepend=ends.new_zeros(1))
-    blocks = (n_rows + size - 1) // size                                        # (E,) of each expert
-    last = blocks.cumsum(0)                                                     # (E,) where they end
-    shift = (last - blocks) * size - (ends - n_rows)                            # (E,) from a row to its place in them
-    place = rows + shift[torch.searchsorted(ends, rows, right=True)]            # (N,)
-    owner = torch.searchsorted(last, torch.arange(n_block, device=x.device), right=True).clamp(max=E - 1)   # (n_block,)
-    x = x.new_zeros(n_block * size, x.size(1)).index_copy(0, place, x).view(n_block, size, -1)
-    y = torch.cat([x @ w.index_select(0, owner).mT for w in weights], dim=-1)
-    return y.flatten(0, 1).index_select(0, place)
-
-
 class ExpertLinear(nn.Linear):
-    """E linear maps in one parameter (E, out, in); a Linear, so that Muon trains it."""
+    """A linear map for each of E experts, in one parameter (E, out, in)."""
 
     def __init__(self, n_expert, d_in, d_out):
         super().__init__(d_in, d_out, bias=False)
         self.weight = nn.Parameter(torch.empty(n_expert, d_out, d_in))
 
+    def forward(self, x, owner):
+        """x (blocks, rows, in), owner (blocks,): the expert of each, in ascending order -> (blocks, rows, out)."""
+        w = self.weight.to(compute_dtype(self.weight))
+        if w.dtype == torch.bfloat16:               # no copies of matrices; torch.compile knows it in bf16 alone
+            ends = (owner[:, None] <= torch.arange(len(w), device=x.device)).sum(0, dtype=torch.int32)
+            return F.grouped_mm(x.to(w.dtype).flatten(0, 1), w.mT, offs=ends * x.size(1)).view(*x.shape[:2], -1)
+        return x.to(w.dtype) @ w[owner].mT
+
 
 class MLP(nn.Module):
+    """The experts."""
+
     def __init__(self, n_expert, d_model, d_ff):
         super().__init__()
         self.w_gate = ExpertLinear(n_expert, d_model, d_ff)
         self.w_up = ExpertLinear(n_expert, d_model, d_ff)
         self.w_down = ExpertLinear(n_expert, d_ff, d_model)
 
-    def forward(self, x, ends):
-        gate, up = grouped_product(x, [self.w_gate.weight, self.w_up.weight], ends).chunk(2, dim=-1)
-        return grouped_product(F.silu(gate) * up, [self.w_down.weight], ends)
+    def forward(self, x, expert):
+        """x (N, C), expert (N,): which expert takes each row -> (N, C).
+
+        The rows of an expert fill whole blocks, so that no shape depends on the choice. In bf16, where grouped_mm takes
+        blocks together, they have one row; otherwise more, and an eighth of all rows may be empty.
+        """
+        N, E, grouped = len(x), len(self.w_up.weight), compute_dtype(self.w_up.weight) == torch.bfloat16
+        size = 1 if grouped else math.ceil(N / (8 * E))                             # rows of a block
+        n_block = (N + E * (size - 1)) // size                                      # enough for any choice
+        count = (expert[:, None] == torch.arange(E, device=x.device)).cumsum(0)     # (N, E) rows of each expert so far
+        blocks = (count[-1] + size - 1) // size                                     # (E,) how many it needs
+        first = blocks.cumsum(0) - blocks                                           # (E,) the first of them
+        place = first[expert] * size + count.gather(1, expert[:, None])[:, 0] - 1   # (N,) row in the blocks
+        owner = (torch.arange(n_block, device=x.device)[:, None] >= first).sum(1) - 1               # (n_block,)
+        rows = x.new_zeros(n_block * size, x.size(1)).index_copy(0, place, x).view(n_block, size, -1)
+        y = self.w_down(F.silu(self.w_gate(rows, owner)) * self.w_up(rows, owner), owner)
+        return y.flatten(0, 1).index_select(0, place)
 
 
 class Router(nn.Module):
-    """r (B, T, E) from the normalised input x (B, T, C), in fp32 or better; negative values only with tanh."""
+    """r (B, T, E) of the normalised input x (B, T, C); from s on in fp32 or better."""
 
-    def __init__(self, d_model, n_expert, kind):
+    def __init__(self, c):
         super().__init__()
-        self.kind, self.weight = kind, nn.Parameter(torch.empty(n_expert, d_model))
+        self.kind, self.weight = c.router, nn.Parameter(torch.empty(c.n_expert, c.d_model))
 
     def forward(self, x):
-        with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):
-            x = x.to(torch.promote_types(x.dtype, torch.float32))
-            w = self.weight.type_as(x)
-            if self.kind == "kern_l1":
-                return F.normalize(F.relu(F.linear(x, F.normalize(w, dim=-1))), p=1, dim=-1, eps=1e-8)
-            s = F.linear(x, w)                                                      # (B, T, E)
-            if self.kind == "kern":
-                return F.relu(s / (s.norm(dim=-1, keepdim=True) + 1e-6))
-            if self.kind == "softmax":
-                return s.softmax(-1)
-            return s.sigmoid() if self.kind == "sigmoid" else s.tanh()
+        s = F.linear(x, self.weight)                                                # (B, T, E)
+        s = s.to(torch.promote_types(s.dtype, torch.float32))
+        if self.kind == "kern":
+            return F.relu(s / (s.norm(dim=-1, keepdim=True) + 1e-6))
+        return s.softmax(-1) if self.kind == "softmax" else getattr(torch, self.kind)(s)
 
 
 class MixtureOfExperts(nn.Module):
     def __init__(self, c):
         super().__init__()
         self.top_k = c.top_k
-        self.router = Router(c.d_model, c.n_expert, c.router)
+        self.router = Router(c)
         self.experts = MLP(c.n_expert, c.d_model, c.d_ff // c.top_k)
-        self.gamma = nn.Parameter(torch.empty(())) if c.router == "kern" else None
+        self.gamma = nn.Parameter(torch.empty(())) if c.router == "kern" else 1.0
 
     def forward(self, x):
-        """x (B, T, C) -> y (B, T, C), and in training mode the imbalance of the load (), else None."""
+        """x (B, T, C) -> y (B, T, C), and the imbalance of the load ()."""
         r = self.router(x)                                                          # (B, T, E)
         g, chosen = r.topk(self.top_k)                                              # (B, T, k)
-        imbalance = self.imbalance(r, g, chosen) if self.training else None
-        expert = chosen.flatten()                                                   # (N,), N = B T k pairs
-        order = expert.argsort(stable=True)                                         # the pairs expert by expert
-        inverse = order.argsort()
-        ends = (expert[:, None] <= torch.arange(r.size(-1), device=x.device)).sum(0, dtype=torch.int32)     # (E,)
-        pairs = x.flatten(0, 1).repeat_interleave(self.top_k, 0)                    # (N, C)
-        y = self.experts(Reorder.apply(pairs, order, inverse), ends)
-        y = Reorder.apply(y, inverse, order).view(*chosen.shape, -1)                # (B, T, k, C)
-        if self.gamma is not None:
-            g = self.gamma * g
-        return (g[..., None] * y).sum(-2).type_as(x), imbalance
+        rows = x.flatten(0, 1).repeat_interleave(self.top_k, 0)                     # (B T k, C)
+        y = self.experts(rows, chosen.flatten()).view(*chosen.shape, -1)            # (B, T, k, C)
+        return self.gamma * (g[..., None] * y).sum(-2).type_as(x), self.imbalance(r, g, chosen)
 
     def imbalance(self, r, g, chosen):
         """E sum_m F_m P_m, mean over the sequences."""
@@ -317,8 +266,8 @@ class Model(nn.Module):
     def init_weights(self):
         """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
         for name, p in self.named_parameters():
-            module, last = f".{name}".split(".")[-2:]
-            if module.endswith("norm") or last == "gamma":
+            module = f".{name}".split(".")[-2]
+            if module.endswith("norm") or name.endswith(".gamma"):
                 p.fill_(1.0)
             elif module in ("wo", "w_down", "head") and self.config.zero_init:
                 p.zero_()
@@ -328,12 +277,11 @@ class Model(nn.Module):
                 raise ValueError(f"init_weights does not know {name}")
 
     def forward(self, idx, targets=None, cache=None):
-        """Logits of the next token, and the loss if targets are given.
+        """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
-        Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
-        z_loss * mean(logsumexp(logits)^2) and the load-balancing loss added. Without targets loss is None; with them
-        the logits carry no gradient. ValueError if T exceeds max_len.
+        The loss is the mean cross-entropy in nats per token, in training mode plus z_loss * mean(logsumexp(logits)^2).
+        With targets the logits carry no gradient. ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
@@ -343,7 +291,7 @@ class Model(nn.Module):
             imbalances.append(imbalance)
         logits, loss = self.output(x, targets, cache)
         if loss is not None and self.training:
-            loss = loss + self.config.balance_loss * torch.stack(imbalances).mean()
+            loss = loss + self.config.balance_loss * sum(imbalances) / len(imbalances)
         return logits, loss
 
     def rope(self, T, cache):
@@ -357,9 +305,7 @@ class Model(nn.Module):
 
     def output(self, x, targets, cache):
         """Final norm, head and loss on x (B, T, C); advances the cache."""
-        pad = -self.config.vocab_size % 64                  # a GPU multiplies rows of whole 128 bytes faster
-        weight = F.pad(self.head.weight, (0, 0, 0, pad)) if pad else self.head.weight
-        logits = F.linear(self.final_norm(x), weight)[..., :self.config.vocab_size]          # (B, T, V)
+        logits = self.head(self.final_norm(x))                                      # (B, T, V)
         if cache is not None:
             cache.pos += x.size(1)
         if targets is None:
@@ -371,35 +317,26 @@ class Model(nn.Module):
         return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
 
     @torch.no_grad()
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
         """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest token; top_k keeps the k likeliest. compile=True compiles the decoding step.
-        ValueError if the result would be longer than max_len.
+        temperature 0 takes the likeliest token; top_k keeps the k likeliest (None or 0: all); ids from n_vocab on are
+        never taken. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
         """
         (B, T), total = idx.shape, idx.size(1) + max_new_tokens
-        if T == 0 or max_new_tokens < 0 or total > self.config.max_len:
-            raise ValueError(f"{T} + {max_new_tokens} tokens: at least 1 + 0 and at most max_len {self.config.max_len}")
-        cache, out = Cache(self, B, total), torch.cat((idx, idx.new_zeros(B, max_new_tokens)), dim=1)
+        if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
+            raise ValueError(f"{T} + {max_new_tokens} tokens, of top_k {top_k}: 1 + 0 to max_len {self.config.max_len}")
+        cache, new = Cache(self, B, total), idx
         step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
         for t in range(T, total):
-            logits, _ = self.forward(idx, cache=cache) if t == T else step(out[:, t - 1:t].clone(), cache=cache)
-            scores = logits[:, -1].float()                                          # (B, V)
-            if top_k is not None:
-                kept = scores.topk(min(top_k, scores.size(-1))).values[:, -1:]
-                scores = scores.masked_fill(scores < kept, -math.inf)
-            if temperature == 0:
-                out[:, t] = scores.argmax(-1)
-            else:
-                out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
-        return out
-
-
-def costs(c, T):
-    """(extra parameters, extra forward FLOPs per token, numbers read per token) against gpt.py; T: the context."""
-    idle = 3 * (c.n_expert - c.top_k) * c.d_model * (c.d_ff // c.top_k)
-    router = c.n_expert * c.d_model
-    return c.n_layer * (idle + router + (c.router == "kern")), c.n_layer * (2 * router + 2 * c.top_k * c.d_model), 0
+            logits, _ = (step if t > T else self.forward)(new, cache=cache)
+            scores = logits[:, -1, :n_vocab].float()                                # (B, V)
+            if top_k:
+                scores[scores < scores.topk(min(top_k, scores.size(-1))).values[:, -1:]] = -math.inf
+            p = (scores / (temperature or 1.0)).softmax(-1)
+            new = torch.multinomial(p, 1, generator=generator) if temperature else scores.argmax(-1, keepdim=True)
+            idx = torch.cat((idx, new), dim=1)
+        return idx
 
 
 if __name__ == "__main__":                      # its size, and one training step on random tokens

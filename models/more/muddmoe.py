@@ -1,26 +1,21 @@
-"""MUDDFormer with a mixture of experts in each block.   arXiv:2502.12170, section 3.2 and figure 5
+"""MUDDFormer with a mixture of experts in each block.   arXiv:2502.12170, section 3.2
 
-In kern.py, whose router="softmax" is the baseline here, a block reads the last output X_i. Here it has four inputs, for
-queries, keys, values and the residual, each a weighted sum of all outputs so far. The weights are made per token from
-X_i. For block i + 1, i = 1 .. L-1:
+In kern.py, whose router="softmax" is the baseline here, the last output X_i is all that a block reads. Here a block has
+four inputs: for its queries, its keys, its values and the residual. Each is a sum of all outputs so far, weighted by
+numbers that are made from X_i for each token. X_0 is the embedding, X_j the output of block j. After block i = 1 .. L:
     A_i     = gelu( RN(X_i) w1_i ) w2_i + a_i       (B, T, n, S): n = 4 streams, S = i + 1 sources; RN: RMSNorm, no gain
-    X^c     = sum_{j=0..i} A_i[c, j] X_j            c in q, k, v, r; X_0 is the embedding, X_j the output of block j
-    x       = X^r + attn( norm_q(X^q), norm_k(X^k), norm_v(X^v) )
-    X_{i+1} = x + sum_{m among the k largest r} r_m expert_m(norm(x)),   r = softmax(W norm(x)), m = 1 .. E
-Block 1 reads X_0, with one norm. The head reads one more mixture (r) of X_0 .. X_L. muddformer.py has the same with one
-MLP and the paper's ablations. All experts have the same width in all blocks.
-Costs n S (C + n S + 1) parameters per A_i, two FLOPs per token for each weight of w1 and w2, 2 C n S for the sums,
-which read S - 1 earlier outputs (the head's: n = 1, S = L + 1). The norms add 2 C (L-1) parameters.
+    X^c     = sum_{j=0..i} A_i[c, j] X_j            for the streams c = q, k, v, r
+    x       = X^r + attn( q_in_norm(X^q), k_in_norm(X^k), v_in_norm(X^v) )
+    X_{i+1} = x + sum_{m among the k largest r} r_m expert_m(b),    r = softmax(W b),  b = mlp_norm(x),  m = 1 .. E
+Block 1 reads X_0 four times. The head reads one more mixture, the r of X_0 .. X_L. All experts have the same width.
+muddformer.py has the same with one MLP.
 
 Changed from kern.py: Config, Attention.forward, Block.__init__, Block.forward, Model.__init__, Model.init_weights,
     Model.forward
-Equal to kern.py when: at the start: w2 = 0 and a_i = 1 for j = i, else 0.
-Optimizer: w1, w2, a and the router's W go to AdamW at mix_lr; the experts to Muon, one by one.
-Paper and code: the code of this model is not public.
-    - The paper has 16 experts of width 1,408 at a d_model of 1,024, of which a token takes 2: the default, with
-      d_ff=2816. It follows OLMoE (a softmax before the choice, a balance loss of 0.01, as here).
-    - It drops the tokens of full experts; here none are dropped.
-    - Whether it reallocates widths over the depth, it does not say; here all experts are equal.
+Equal to kern.py when: w2 = 0 and a picks X_i, as at the start.
+Optimizer: w1, w2, a and the router's W go to AdamW at mix_lr; Muon trains each expert's matrices by themselves.
+Paper and code: this model's code is not public. The paper has d_model 1,024 and 16 experts of width 1,408, of which a
+    token takes 2: the defaults with d_ff=2816. It drops the tokens of full experts, here none are dropped.
 """
 import math
 from dataclasses import dataclass
@@ -46,33 +41,26 @@ class Config:
     qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
     gate: str = "none"              # gated attention: none | elementwise | headwise
     zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
-    router: str = "softmax"         # softmax (the paper) | of kern.py: kern | kern_l1 | sigmoid | tanh
-    n_expert: int = 16              # E: MLPs per layer
-    top_k: int = 2                  # k: experts per token; each has width d_ff / k
+    router: str = "softmax"         # softmax, as in the paper, or kern | sigmoid | tanh
+    n_expert: int = 16              # experts (E) per layer
+    top_k: int = 2                  # experts per token (k); each has width d_ff / k
     balance_loss: float = 0.01      # weight of the load-balancing loss, in training only
 
     def __post_init__(self):
-        if self.n_kv_head is None:
-            self.n_kv_head = self.n_head
-        if self.d_ff is None:
-            self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64)
-        for name in ("vocab_size", "n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "max_len", "rope_theta"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        if self.d_model % (2 * self.n_head):
-            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head} (rotary pairs)")
-        if self.n_head % self.n_kv_head:
-            raise ValueError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}")
+        self.n_kv_head = self.n_head if self.n_kv_head is None else self.n_kv_head
+        self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64) if self.d_ff is None else self.d_ff
+        if self.d_model % (2 * self.n_head) or self.n_head % self.n_kv_head:
+            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head}, "
+                             f"and that a multiple of n_kv_head {self.n_kv_head}")
         if self.gate not in ("none", "elementwise", "headwise"):
             raise ValueError(f"gate must be none, elementwise or headwise, not {self.gate!r}")
-        if self.router not in ("kern", "kern_l1", "softmax", "sigmoid", "tanh"):
-            raise ValueError(f"router must be kern, kern_l1, softmax, sigmoid or tanh, not {self.router!r}")
-        if not 1 <= self.top_k <= self.n_expert:
-            raise ValueError(f"top_k must lie between 1 and n_expert {self.n_expert}, not {self.top_k}")
+        if self.router not in ("kern", "softmax", "sigmoid", "tanh"):
+            raise ValueError(f"router must be kern, softmax, sigmoid or tanh, not {self.router!r}")
+        if not 1 <= self.top_k <= self.n_expert or self.balance_loss < 0:
+            raise ValueError(f"top_k {self.top_k} must lie between 1 and n_expert {self.n_expert}, and balance_loss "
+                             f"{self.balance_loss} not below 0")
         if self.d_model % 8 or self.d_ff % (8 * self.top_k):        # rows of 16 bytes in bf16, for grouped_mm
             raise ValueError(f"d_model {self.d_model} must be a multiple of 8, d_ff {self.d_ff} of {8 * self.top_k}")
-        if self.balance_loss < 0:
-            raise ValueError(f"balance_loss must not be negative, not {self.balance_loss}")
 
     @property
     def d_head(self):
@@ -101,21 +89,17 @@ def apply_rope(x, cos, sin):
 def compute_dtype(weight):
     """The dtype of products with this weight: autocast's where that is on, else the weight's."""
     kind = weight.device.type
-    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else weight.dtype
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 class Cache:
-    """Preallocated keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held.
-
-    Model.forward advances it. Its shapes never change, so that a decoding step compiles once.
-    """
+    """Keys and values of every layer, (B, K, max_len, D) each; Model.forward advances `pos` (), the tokens held."""
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
-        dtype = compute_dtype(like)
-        shape = (batch_size, c.n_kv_head, max_len, c.d_head)
-        self.k = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
-        self.v = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        shape, kind = (batch_size, c.n_kv_head, max_len, c.d_head), dict(dtype=compute_dtype(like), device=like.device)
+        self.k = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
+        self.v = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
@@ -152,119 +136,92 @@ class Attention(nn.Module):
         n_gate = {"none": 0, "elementwise": c.n_head * c.d_head, "headwise": c.n_head}[c.gate]
         self.gate = nn.Linear(c.d_model, n_gate, bias=False) if n_gate else None
 
-    def forward(self, x_q, x_k, x_v, rope, cache=None):
-        B, T, _ = x_q.shape
-        q = self.wq(x_q).view(B, T, self.n_head, self.d_head)                       # (B, T, H, D)
+    def forward(self, x, x_k, x_v, rope, cache=None):
+        B, T, _ = x.shape
+        q = self.wq(x).view(B, T, self.n_head, self.d_head)                         # (B, T, H, D)
         k = self.wk(x_k).view(B, T, self.n_kv_head, self.d_head)                    # (B, T, K, D)
         v = self.wv(x_v).view(B, T, self.n_kv_head, self.d_head)                    # (B, T, K, D)
         q, k = apply_rope(self.q_norm(q), *rope), apply_rope(self.k_norm(k), *rope)
         y = attend(q, k, v, self.layer, cache)                                      # (B, T, H, D)
         if self.gate is not None:
-            y = y * self.gate(x_q).sigmoid().view(B, T, self.n_head, -1)            # times (B, T, H, D or 1)
+            y = y * self.gate(x).sigmoid().view(B, T, self.n_head, -1)              # times (B, T, H, D or 1)
         return self.wo(y.reshape(B, T, -1))                                         # (B, T, C)
 
 
-class Reorder(torch.autograd.Function):
-    """x[order] for a permutation `order` (N,) of the rows of x. Its gradient is gathered by the inverse permutation;
-    that of an index is a sum of atomic additions."""
-
-    @staticmethod
-    def forward(ctx, x, order, inverse):
-        ctx.save_for_backward(inverse)
-        return x.index_select(0, order)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.index_select(0, *ctx.saved_tensors), None, None
-
-
-def grouped_product(x, weights, ends):
-    """x (N, in), weights (E, out, in) each -> (N, all outs): each row times its expert's matrices, side by side.
-    The rows are in the order of their experts: those of expert e end before row ends[e]."""
-    if x.is_meta:                                       # counting FLOPs: each row costs the same, whoever its expert is
-        return torch.cat([F.linear(x, w[0]) for w in weights], dim=-1)
-    dtype, N, E = compute_dtype(weights[0]), len(x), len(weights[0])
-    if N > E and (dtype == torch.bfloat16 or dtype == torch.float32 and not torch.compiler.is_compiling()):
-        return F.grouped_mm(x.to(dtype), torch.cat([w.to(dtype) for w in weights], dim=1).mT, offs=ends)
-    # Blocks of equally many rows of one expert, each with a copy of its matrix: no shape depends on the routing.
-    # A few rows, as in decoding, are blocks of one row, and only their experts' matrices are read.
-    size = max(1, N // (2 * E))
-    n_block = (N + E * (size - 1)) // size                                      # enough, however the rows are spread
-    rows, n_rows = torch.arange(N, dtype=torch.int32, device=x.device), ends.diff(prepend=ends.new_zeros(1))
-    blocks = (n_rows + size - 1) // size                                        # (E,) of each expert
-    last = blocks.cumsum(0)                                                     # (E,) where they end
-    shift = (last - blocks) * size - (ends - n_rows)                            # (E,) from a row to its place in them
-    place = rows + shift[torch.searchsorted(ends, rows, right=True)]            # (N,)
-    owner = torch.searchsorted(last, torch.arange(n_block, device=x.device), right=True).clamp(max=E - 1)   # (n_block,)
-    x = x.new_zeros(n_block * size, x.size(1)).index_copy(0, place, x).view(n_block, size, -1)
-    y = torch.cat([x @ w.index_select(0, owner).mT for w in weights], dim=-1)
-    return y.flatten(0, 1).index_select(0, place)
-
-
 class ExpertLinear(nn.Linear):
-    """E linear maps in one parameter (E, out, in); a Linear, so that Muon trains it."""
+    """A linear map for each of E experts, in one parameter (E, out, in)."""
 
     def __init__(self, n_expert, d_in, d_out):
         super().__init__(d_in, d_out, bias=False)
         self.weight = nn.Parameter(torch.empty(n_expert, d_out, d_in))
 
+    def forward(self, x, owner):
+        """x (blocks, rows, in), owner (blocks,): the expert of each, in ascending order -> (blocks, rows, out)."""
+        w = self.weight.to(compute_dtype(self.weight))
+        if w.dtype == torch.bfloat16:               # no copies of matrices; torch.compile knows it in bf16 alone
+            ends = (owner[:, None] <= torch.arange(len(w), device=x.device)).sum(0, dtype=torch.int32)
+            return F.grouped_mm(x.to(w.dtype).flatten(0, 1), w.mT, offs=ends * x.size(1)).view(*x.shape[:2], -1)
+        return x.to(w.dtype) @ w[owner].mT
+
 
 class MLP(nn.Module):
+    """The experts."""
+
     def __init__(self, n_expert, d_model, d_ff):
         super().__init__()
         self.w_gate = ExpertLinear(n_expert, d_model, d_ff)
         self.w_up = ExpertLinear(n_expert, d_model, d_ff)
         self.w_down = ExpertLinear(n_expert, d_ff, d_model)
 
-    def forward(self, x, ends):
-        gate, up = grouped_product(x, [self.w_gate.weight, self.w_up.weight], ends).chunk(2, dim=-1)
-        return grouped_product(F.silu(gate) * up, [self.w_down.weight], ends)
+    def forward(self, x, expert):
+        """x (N, C), expert (N,): which expert takes each row -> (N, C).
+
+        The rows of an expert fill whole blocks, so that no shape depends on the choice. In bf16, where grouped_mm takes
+        blocks together, they have one row; otherwise more, and an eighth of all rows may be empty.
+        """
+        N, E, grouped = len(x), len(self.w_up.weight), compute_dtype(self.w_up.weight) == torch.bfloat16
+        size = 1 if grouped else math.ceil(N / (8 * E))                             # rows of a block
+        n_block = (N + E * (size - 1)) // size                                      # enough for any choice
+        count = (expert[:, None] == torch.arange(E, device=x.device)).cumsum(0)     # (N, E) rows of each expert so far
+        blocks = (count[-1] + size - 1) // size                                     # (E,) how many it needs
+        first = blocks.cumsum(0) - blocks                                           # (E,) the first of them
+        place = first[expert] * size + count.gather(1, expert[:, None])[:, 0] - 1   # (N,) row in the blocks
+        owner = (torch.arange(n_block, device=x.device)[:, None] >= first).sum(1) - 1               # (n_block,)
+        rows = x.new_zeros(n_block * size, x.size(1)).index_copy(0, place, x).view(n_block, size, -1)
+        y = self.w_down(F.silu(self.w_gate(rows, owner)) * self.w_up(rows, owner), owner)
+        return y.flatten(0, 1).index_select(0, place)
 
 
 class Router(nn.Module):
-    """r (B, T, E) from the normalised input x (B, T, C), in fp32 or better; negative values only with tanh."""
+    """r (B, T, E) of the normalised input x (B, T, C); from s on in fp32 or better."""
 
-    def __init__(self, d_model, n_expert, kind):
+    def __init__(self, c):
         super().__init__()
-        self.kind, self.weight = kind, nn.Parameter(torch.empty(n_expert, d_model))
+        self.kind, self.weight = c.router, nn.Parameter(torch.empty(c.n_expert, c.d_model))
 
     def forward(self, x):
-        with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):
-            x = x.to(torch.promote_types(x.dtype, torch.float32))
-            w = self.weight.type_as(x)
-            if self.kind == "kern_l1":
-                return F.normalize(F.relu(F.linear(x, F.normalize(w, dim=-1))), p=1, dim=-1, eps=1e-8)
-            s = F.linear(x, w)                                                      # (B, T, E)
-            if self.kind == "kern":
-                return F.relu(s / (s.norm(dim=-1, keepdim=True) + 1e-6))
-            if self.kind == "softmax":
-                return s.softmax(-1)
-            return s.sigmoid() if self.kind == "sigmoid" else s.tanh()
+        s = F.linear(x, self.weight)                                                # (B, T, E)
+        s = s.to(torch.promote_types(s.dtype, torch.float32))
+        if self.kind == "kern":
+            return F.relu(s / (s.norm(dim=-1, keepdim=True) + 1e-6))
+        return s.softmax(-1) if self.kind == "softmax" else getattr(torch, self.kind)(s)
 
 
 class MixtureOfExperts(nn.Module):
     def __init__(self, c):
         super().__init__()
         self.top_k = c.top_k
-        self.router = Router(c.d_model, c.n_expert, c.router)
+        self.router = Router(c)
         self.experts = MLP(c.n_expert, c.d_model, c.d_ff // c.top_k)
-        self.gamma = nn.Parameter(torch.empty(())) if c.router == "kern" else None
+        self.gamma = nn.Parameter(torch.empty(())) if c.router == "kern" else 1.0
 
     def forward(self, x):
-        """x (B, T, C) -> y (B, T, C), and in training mode the imbalance of the load (), else None."""
+        """x (B, T, C) -> y (B, T, C), and the imbalance of the load ()."""
         r = self.router(x)                                                          # (B, T, E)
         g, chosen = r.topk(self.top_k)                                              # (B, T, k)
-        imbalance = self.imbalance(r, g, chosen) if self.training else None
-        expert = chosen.flatten()                                                   # (N,), N = B T k pairs
-        order = expert.argsort(stable=True)                                         # the pairs expert by expert
-        inverse = order.argsort()
-        ends = (expert[:, None] <= torch.arange(r.size(-1), device=x.device)).sum(0, dtype=torch.int32)     # (E,)
-        pairs = x.flatten(0, 1).repeat_interleave(self.top_k, 0)                    # (N, C)
-        y = self.experts(Reorder.apply(pairs, order, inverse), ends)
-        y = Reorder.apply(y, inverse, order).view(*chosen.shape, -1)                # (B, T, k, C)
-        if self.gamma is not None:
-            g = self.gamma * g
-        return (g[..., None] * y).sum(-2).type_as(x), imbalance
+        rows = x.flatten(0, 1).repeat_interleave(self.top_k, 0)                     # (B T k, C)
+        y = self.experts(rows, chosen.flatten()).view(*chosen.shape, -1)            # (B, T, k, C)
+        return self.gamma * (g[..., None] * y).sum(-2).type_as(x), self.imbalance(r, g, chosen)
 
     def imbalance(self, r, g, chosen):
         """E sum_m F_m P_m, mean over the sequences."""
@@ -273,44 +230,26 @@ class MixtureOfExperts(nn.Module):
         return r.size(-1) * (F.normalize(load, p=1, dim=-1) * share).sum(-1).mean()
 
 
-class DynamicWeights(nn.Module):
-    """A (B, T, n, S): how much of each of S sources goes into each of n streams."""
+class DepthAggregate(nn.Module):
+    """X^c = sum_j A[c, j] X_j for each of n streams c, with weights A = gelu( RN(x) w1 ) w2 + a made per token."""
 
     def __init__(self, c, n, S):
         super().__init__()
-        self.shape, self.eps = (n, S), c.norm_eps
-        self.w1 = nn.Linear(c.d_model, n * S, bias=False)
-        self.w2 = nn.Linear(n * S, n * S, bias=False)
+        hidden = 64 * (4 * S // 64 + 1)                                             # as in the released code
+        self.norm = nn.RMSNorm(c.d_model, c.norm_eps, elementwise_affine=False)
+        self.w1 = nn.Linear(c.d_model, hidden, bias=False)
+        self.w2 = nn.Linear(hidden, n * S, bias=False)
         self.a = nn.Parameter(torch.empty(n, S))
 
-    def forward(self, x):
-        A = self.a + self.w2(F.gelu(self.w1(F.rms_norm(x, x.shape[-1:], eps=self.eps)))).unflatten(-1, self.shape)
-        return A.type_as(x)                                                         # else the states would become fp32
-
-
-def mix_sources(A, sources):
-    """X^c = sum_j A[.., c, j] X_j: A (B, T, n, S) or (n, S), S sources X_j (B, T, C) -> n streams X^c (B, T, C)."""
-    return [sum(a[..., None] * x for a, x in zip(row.unbind(-1), sources)) for row in A.unbind(-2)]
-
-
-class DenseConnections(nn.Module):
-    """What the next block reads, (B, T, C) for each of `streams`, from the outputs X_0 .. X_i of the earlier ones."""
-
-    def __init__(self, c, i, streams):
-        super().__init__()
-        self.streams, self.sources = streams, list(range(i + 1))                    # for probes/
-        self.weights = DynamicWeights(c, len(streams), i + 1)
-
-    def forward(self, outputs):
-        return mix_sources(self.weights(outputs[-1]), outputs)
+    def forward(self, x, sources):              # x: the last output X_i; sources: S tensors X_j, all (B, T, C)
+        A = self.w2(F.gelu(self.w1(self.norm(x)))).unflatten(-1, self.a.shape) + self.a          # (B, T, n, S)
+        return [sum(a[..., None] * X for a, X in zip(row.unbind(-1), sources)) for row in A.type_as(x).unbind(-2)]
 
 
 class Block(nn.Module):
     def __init__(self, c, layer):
         super().__init__()
-        self.q_in_norm = RMSNorm(c.d_model, c.norm_eps)                             # block 1 has one input and one norm
-        self.k_in_norm = RMSNorm(c.d_model, c.norm_eps) if layer > 0 else self.q_in_norm
-        self.v_in_norm = RMSNorm(c.d_model, c.norm_eps) if layer > 0 else self.q_in_norm
+        self.q_in_norm, self.k_in_norm, self.v_in_norm = (RMSNorm(c.d_model, c.norm_eps) for _ in range(3))
         self.attn = Attention(c, layer)
         self.mlp_norm = RMSNorm(c.d_model, c.norm_eps)
         self.mlp = MixtureOfExperts(c)
@@ -327,8 +266,7 @@ class Model(nn.Module):
         self.config = c = config
         self.embed = nn.Embedding(c.vocab_size, c.d_model)
         self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.n_layer))
-        self.aggregate = nn.ModuleDict({str(i): DenseConnections(c, i, "qkvr" if i < c.n_layer else "r")
-                                        for i in range(1, c.n_layer + 1)})          # i: after block i, counting from 1
+        self.aggregate = nn.ModuleList(DepthAggregate(c, 1 if S > c.n_layer else 4, S) for S in range(2, c.n_layer + 2))
         self.final_norm = RMSNorm(c.d_model, c.norm_eps)
         self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
         if c.tie_embeddings:
@@ -343,15 +281,17 @@ class Model(nn.Module):
     def init_weights(self):
         """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
         for name, p in self.named_parameters():
-            module, last = f".{name}".split(".")[-2:]
-            if module.endswith("norm") or last == "gamma":
+            module = f".{name}".split(".")[-2]
+            if module.endswith("norm") or name.endswith(".gamma"):
                 p.fill_(1.0)
-            elif last == "a":
+            elif name.endswith(".a"):
                 p.zero_()
                 p[:, -1] = 1.0                                                      # X^c = X_i
             elif module == "w1":
                 nn.init.normal_(p, std=self.config.d_model ** -0.5)
-            elif module == "w2" or module in ("wo", "w_down", "head") and self.config.zero_init:
+            elif module == "w2":
+                p.zero_()
+            elif module in ("wo", "w_down", "head") and self.config.zero_init:
                 p.zero_()
             elif module in ("embed", "wq", "wk", "wv", "wo", "gate", "w_gate", "w_up", "w_down", "router", "head"):
                 nn.init.trunc_normal_(p, std=0.02, a=-0.06, b=0.06)
@@ -359,24 +299,23 @@ class Model(nn.Module):
                 raise ValueError(f"init_weights does not know {name}")
 
     def forward(self, idx, targets=None, cache=None):
-        """Logits of the next token, and the loss if targets are given.
+        """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
-        Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
-        z_loss * mean(logsumexp(logits)^2) and the load-balancing loss added. Without targets loss is None; with them
-        the logits carry no gradient. ValueError if T exceeds max_len.
+        The loss is the mean cross-entropy in nats per token, in training mode plus z_loss * mean(logsumexp(logits)^2).
+        With targets the logits carry no gradient. ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
-        outputs, streams, imbalances = [x], (x, x, x, x), []
-        for block, aggregate in zip(self.blocks, self.aggregate.values()):
+        streams, sources, imbalances = (x, x, x, x), [x], []
+        for block, aggregate in zip(self.blocks, self.aggregate):
             x, imbalance = block(*streams, rope, cache)
             imbalances.append(imbalance)
-            outputs.append(x)
-            streams = aggregate(outputs)
+            sources.append(x)
+            streams = aggregate(x, sources)
         logits, loss = self.output(streams[-1], targets, cache)
         if loss is not None and self.training:
-            loss = loss + self.config.balance_loss * torch.stack(imbalances).mean()
+            loss = loss + self.config.balance_loss * sum(imbalances) / len(imbalances)
         return logits, loss
 
     def rope(self, T, cache):
@@ -390,9 +329,7 @@ class Model(nn.Module):
 
     def output(self, x, targets, cache):
         """Final norm, head and loss on x (B, T, C); advances the cache."""
-        pad = -self.config.vocab_size % 64                  # a GPU multiplies rows of whole 128 bytes faster
-        weight = F.pad(self.head.weight, (0, 0, 0, pad)) if pad else self.head.weight
-        logits = F.linear(self.final_norm(x), weight)[..., :self.config.vocab_size]          # (B, T, V)
+        logits = self.head(self.final_norm(x))                                      # (B, T, V)
         if cache is not None:
             cache.pos += x.size(1)
         if targets is None:
@@ -404,40 +341,26 @@ class Model(nn.Module):
         return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
 
     @torch.no_grad()
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
         """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest token; top_k keeps the k likeliest. compile=True compiles the decoding step.
-        ValueError if the result would be longer than max_len.
+        temperature 0 takes the likeliest token; top_k keeps the k likeliest (None or 0: all); ids from n_vocab on are
+        never taken. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
         """
         (B, T), total = idx.shape, idx.size(1) + max_new_tokens
-        if T == 0 or max_new_tokens < 0 or total > self.config.max_len:
-            raise ValueError(f"{T} + {max_new_tokens} tokens: at least 1 + 0 and at most max_len {self.config.max_len}")
-        cache, out = Cache(self, B, total), torch.cat((idx, idx.new_zeros(B, max_new_tokens)), dim=1)
+        if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
+            raise ValueError(f"{T} + {max_new_tokens} tokens, of top_k {top_k}: 1 + 0 to max_len {self.config.max_len}")
+        cache, new = Cache(self, B, total), idx
         step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
         for t in range(T, total):
-            logits, _ = self.forward(idx, cache=cache) if t == T else step(out[:, t - 1:t].clone(), cache=cache)
-            scores = logits[:, -1].float()                                          # (B, V)
-            if top_k is not None:
-                kept = scores.topk(min(top_k, scores.size(-1))).values[:, -1:]
-                scores = scores.masked_fill(scores < kept, -math.inf)
-            if temperature == 0:
-                out[:, t] = scores.argmax(-1)
-            else:
-                out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
-        return out
-
-
-def costs(c, T):
-    """(parameters, forward FLOPs per token, numbers read per token) more than kern.py's, in a context of T tokens."""
-    C, L = c.d_model, c.n_layer
-    sizes = [4 * (i + 1) for i in range(1, L)] + [L + 1]                            # n S of A_1 .. A_L
-    weights = sum(C * size + size * size for size in sizes)                         # w1 and w2
-    return weights + sum(sizes) + 2 * C * (L - 1), 2 * (weights + C * sum(sizes)), sum(range(1, L + 1)) * C
-
-
-def neutral(model):
-    """Nothing to set: it starts as kern.py."""
+            logits, _ = (step if t > T else self.forward)(new, cache=cache)
+            scores = logits[:, -1, :n_vocab].float()                                # (B, V)
+            if top_k:
+                scores[scores < scores.topk(min(top_k, scores.size(-1))).values[:, -1:]] = -math.inf
+            p = (scores / (temperature or 1.0)).softmax(-1)
+            new = torch.multinomial(p, 1, generator=generator) if temperature else scores.argmax(-1, keepdim=True)
+            idx = torch.cat((idx, new), dim=1)
+        return idx
 
 
 if __name__ == "__main__":                      # its size, and one training step on random tokens

@@ -1,24 +1,18 @@
 """Pythia: the GPT-NeoX block, attention and MLP side by side.   arXiv:2304.01373, block of arXiv:2204.06745
 
-Attention and MLP of a block read the same state, each through its own LayerNorm, and both outputs are added to it.
-Rotary positions turn only the first quarter of each head; the rest of it sees no positions. Every norm and every linear
-map but the head has a bias.
-    x <- x + attn( attn_norm(x) ) + mlp( mlp_norm(x) ),   mlp(b) = w_down( gelu(w_up(b)) )
-    attn: gpt.py's without QK norm, q and k turned in their first D / 4 dimensions
-Weights start normal with a deviation of sqrt(2 / (5 C)) ("small init"), those of wo and w_down of 2 / (L sqrt(C))
-("Wang init"), biases at zero. Pythia-1.4B is n_layer=24, d_model=2048, n_head=16, and 2.8B 32, 2560, 32. Both were
-trained by AdamW on 300B tokens in batches of 2M, at rates of 2e-4 and 1.6e-4 with 1% of warm-up and a cosine to 10%.
-Beside gpt.py it has L (9 C + 2 K D) + C parameters for biases. The two matrices of width 4 C of an MLP are as large as
-SwiGLU's three of 8/3 C.
+Attention and MLP of a block read the same stream, each through its own LayerNorm, and both outputs are added to it:
+    x <- x + attn( attn_norm(x) ) + mlp( mlp_norm(x) ),   mlp(b) = w_down( gelu( w_up(b) ) )
+The rotation turns only the first R = D / 4 dimensions of each head of q and k; the others carry no positions. q and k
+have no norm. Every norm and every linear map but the head has a bias.
+Weights start as N(0, sqrt(2 / (5 C))), those of wo and w_down as N(0, 2 / (L sqrt(C))), and biases at zero.
+Pythia-1.4B is n_layer=24, d_model=2048, n_head=16; Pythia-2.8B is n_layer=32, d_model=2560, n_head=32.
 
 Changed from gpt.py: Config, Config.__post_init__, RMSNorm, RMSNorm.__init__, RMSNorm.forward, apply_rope,
     Attention.__init__, Attention.forward, MLP.__init__, MLP.forward, Block.__init__, Block.forward, Model.__init__,
     Model.init_weights, Model.rope
-Equal to gpt.py when: never; it has no qk_norm, gate and zero_init.
-Paper and code:
-    - The training code (github.com/EleutherAI/gpt-neox) computes gelu in its tanh form (bias-gelu-fusion), the released
-      Hugging Face models exactly; here exactly.
-    - Their norms have an eps of 1e-5; here norm_eps is 1e-6 as in every baseline.
+Optimizer: as gpt.py; Muon trains the matrices of the blocks, AdamW embedding, norms, biases and the head.
+Paper and code: the training code computes gelu in its tanh form, the models released for Hugging Face exactly; so do
+we. Their norms have an eps of 1e-5; here norm_eps is 1e-6, as in every baseline.
 """
 import math
 from dataclasses import dataclass
@@ -43,17 +37,11 @@ class Config:
     z_loss: float = 0.0             # weight of mean(logsumexp(logits)^2), in training only
 
     def __post_init__(self):
-        if self.n_kv_head is None:
-            self.n_kv_head = self.n_head
-        if self.d_ff is None:
-            self.d_ff = 4 * self.d_model
-        for name in ("vocab_size", "n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "max_len", "rope_theta"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        if self.d_model % (8 * self.n_head):
-            raise ValueError(f"d_model {self.d_model} must be a multiple of 8 n_head {self.n_head} (rotary pairs)")
-        if self.n_head % self.n_kv_head:
-            raise ValueError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}")
+        self.n_kv_head = self.n_head if self.n_kv_head is None else self.n_kv_head
+        self.d_ff = 4 * self.d_model if self.d_ff is None else self.d_ff
+        if self.d_model % (8 * self.n_head) or self.n_head % self.n_kv_head:
+            raise ValueError(f"d_model {self.d_model} must be a multiple of 8 n_head {self.n_head}, "
+                             f"and that a multiple of n_kv_head {self.n_kv_head}")
 
     @property
     def d_head(self):
@@ -70,21 +58,17 @@ def apply_rope(x, cos, sin):
 def compute_dtype(weight):
     """The dtype of products with this weight: autocast's where that is on, else the weight's."""
     kind = weight.device.type
-    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else weight.dtype
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 class Cache:
-    """Preallocated keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held.
-
-    Model.forward advances it. Its shapes never change, so that a decoding step compiles once.
-    """
+    """Keys and values of every layer, (B, K, max_len, D) each; Model.forward advances `pos` (), the tokens held."""
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
-        dtype = compute_dtype(like)
-        shape = (batch_size, c.n_kv_head, max_len, c.d_head)
-        self.k = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
-        self.v = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        shape, kind = (batch_size, c.n_kv_head, max_len, c.d_head), dict(dtype=compute_dtype(like), device=like.device)
+        self.k = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
+        self.v = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
@@ -159,7 +143,7 @@ class Model(nn.Module):
         self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
         if c.tie_embeddings:
             self.head.weight = self.embed.weight
-        R = c.d_head // 4
+        R = c.d_head // 4                                                           # rotated dimensions of a head
         freqs = c.rope_theta ** (-torch.arange(0, R, 2, dtype=torch.float64) / R)
         angles = torch.arange(c.max_len, dtype=torch.float64)[:, None, None] * freqs     # (max_len, 1, R/2)
         self.register_buffer("cos", angles.cos().to(torch.get_default_dtype()), persistent=False)
@@ -184,12 +168,11 @@ class Model(nn.Module):
                 raise ValueError(f"init_weights does not know {name}")
 
     def forward(self, idx, targets=None, cache=None):
-        """Logits of the next token, and the loss if targets are given.
+        """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
-        Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
-        z_loss * mean(logsumexp(logits)^2) added. Without targets loss is None; with them the logits carry no gradient.
-        ValueError if T exceeds max_len.
+        The loss is the mean cross-entropy in nats per token, in training mode plus z_loss * mean(logsumexp(logits)^2).
+        With targets the logits carry no gradient. ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
@@ -208,9 +191,7 @@ class Model(nn.Module):
 
     def output(self, x, targets, cache):
         """Final norm, head and loss on x (B, T, C); advances the cache."""
-        pad = -self.config.vocab_size % 64                  # a GPU multiplies rows of whole 128 bytes faster
-        weight = F.pad(self.head.weight, (0, 0, 0, pad)) if pad else self.head.weight
-        logits = F.linear(self.final_norm(x), weight)[..., :self.config.vocab_size]          # (B, T, V)
+        logits = self.head(self.final_norm(x))                                      # (B, T, V)
         if cache is not None:
             cache.pos += x.size(1)
         if targets is None:
@@ -222,28 +203,26 @@ class Model(nn.Module):
         return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
 
     @torch.no_grad()
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
         """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest token; top_k keeps the k likeliest. compile=True compiles the decoding step.
-        ValueError if the result would be longer than max_len.
+        temperature 0 takes the likeliest token; top_k keeps the k likeliest (None or 0: all); ids from n_vocab on are
+        never taken. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
         """
         (B, T), total = idx.shape, idx.size(1) + max_new_tokens
-        if T == 0 or max_new_tokens < 0 or total > self.config.max_len:
-            raise ValueError(f"{T} + {max_new_tokens} tokens: at least 1 + 0 and at most max_len {self.config.max_len}")
-        cache, out = Cache(self, B, total), torch.cat((idx, idx.new_zeros(B, max_new_tokens)), dim=1)
+        if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
+            raise ValueError(f"{T} + {max_new_tokens} tokens, of top_k {top_k}: 1 + 0 to max_len {self.config.max_len}")
+        cache, new = Cache(self, B, total), idx
         step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
         for t in range(T, total):
-            logits, _ = self.forward(idx, cache=cache) if t == T else step(out[:, t - 1:t].clone(), cache=cache)
-            scores = logits[:, -1].float()                                          # (B, V)
-            if top_k is not None:
-                kept = scores.topk(min(top_k, scores.size(-1))).values[:, -1:]
-                scores = scores.masked_fill(scores < kept, -math.inf)
-            if temperature == 0:
-                out[:, t] = scores.argmax(-1)
-            else:
-                out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
-        return out
+            logits, _ = (step if t > T else self.forward)(new, cache=cache)
+            scores = logits[:, -1, :n_vocab].float()                                # (B, V)
+            if top_k:
+                scores[scores < scores.topk(min(top_k, scores.size(-1))).values[:, -1:]] = -math.inf
+            p = (scores / (temperature or 1.0)).softmax(-1)
+            new = torch.multinomial(p, 1, generator=generator) if temperature else scores.argmax(-1, keepdim=True)
+            idx = torch.cat((idx, new), dim=1)
+        return idx
 
 
 if __name__ == "__main__":                      # its size, and one training step on random tokens

@@ -1,39 +1,24 @@
-"""SAS: few heads simulate many, with more features for queries and keys.   arXiv:2507.07694
+"""SAS: few heads simulate many, with wider queries and keys.   arXiv:2507.07694
 
-Attention improves with more heads, as long as they stay wide. Simulated attention scores make G = n_sim heads of every
-head and widen queries and keys from D to D_sim features, by small maps that all tokens share. With x (N, D), one
+Attention improves with more heads, as long as they stay wide. Simulated Attention Score makes G = n_sim heads of every
+head and widens queries and keys from D to D_sim features, by small maps that all tokens share. The outputs of the G
+groups are averaged before wo, so that wo stays as it is (parameter-efficient attention aggregation). With x (N, D), one
 token's N = H query heads or N = K key or value heads:
-    heads(x)    = y + refine(relu(y)),   y = expand(x)          convolutions along D, N -> G N, G N -> G N channels
-    features(y) = z + refine(relu(z)),   z = expand(y)          Linear, D -> D_sim, D_sim -> D_sim, one for all heads
+    heads(x)    = y + refine(relu(y)),   y = expand(x)          convolutions along D, N -> G N and G N -> G N channels
+    features(x) = y + refine(relu(y)),   y = expand(x)          linear maps D -> D_sim and D_sim -> D_sim of each head
     q <- rope(norm(features(heads(q)))),   k <- rope(norm(features(heads(k)))),   v <- heads(v),    each by its own maps
-    y = softmax(q k^T / sqrt(D_sim) + causal) v                 G groups of H heads, from G groups of K
-    attention output = wo( mean of y over the groups )          parameter-efficient attention aggregation (PEAA)
-simulation="projection" is the form of J. Sun, one of the authors, in "The Architecture Stack" (web.stanford.edu/~jksun/
-blog/llm-architecture.html): no convolution, values shared, a matrix W per head (`sim_q`, `sim_k`), scalars g
-(`sim_gate`). For the groups s = 1 .. G:
-    q^{s,h} <- rope(norm(q^h W_q^{s,h})),   k^{s,h} <- rope(norm(k^h W_k^{s,h}))
-    y^h = sum_s g^{s,h} softmax(q^{s,h} k^{s,h}^T / sqrt(D_sim) + causal) v^h
-Costs per layer: G (G + 1) N^2 kernel + 2 G N parameters for each of q, k, v, 2 (D + D_sim + 2) D_sim for features, and
-2 (D_sim - D) norm gains (projection: G (H + K) D D_sim + G H and the gains). Scores cost G D_sim / D times as much,
-their use G times (in training G D_sim / D, by padding). The cache grows as both: it holds simulated keys and values,
-since making them again for every new token would cost far more.
+    y = softmax(q k^T / sqrt(D_sim) + causal) v                 G groups of H query heads, on G groups of K
+    attention output = wo( mean of y over the groups )
+n_sim: simulated heads per head. d_sim: D_sim. kernel: width of the convolutions.
 
-Changed from gpt.py: Config, Config.__post_init__, Cache, Cache.__init__, attend, Attention.__init__, Attention.forward,
-    Model, Model.__init__, Model.init_weights
-Equal to gpt.py when: d_sim = d_head, the expand of heads copies them G times, that of features is the identity, and
-    every refine is 0; with projections, W_q = W_k = I and the g of a head sum to 1.
-Optimizer: the weights of features are matrices inside the blocks, for Muon, their biases go to AdamW at adamw_lr;
-    convolutions, W and g go to AdamW at mix_lr, without decay.
-Paper and code (github.com/chuanyang-Zheng/SAS):
-  - The paper names an MLP and a convolution for both steps; its code convolves heads and maps features. So does this.
-  - The code has no positions, no norm of q and k, and no shared key/value heads. Here norm and rotation come last: maps
-    of rotated vectors would not score by distance alone. K key/value heads become G K; group s of q reads group s.
-  - The code applies wo, with a bias, to each group before the mean: the same, but for the bias.
-  - The maps start as PyTorch's Conv1d and Linear, as there.
-  - The code gives no sizes. The defaults here (at 124M 12 heads -> 36, 64 features -> 96, kernel 5) are believed to be
-    the paper's, and unverified.
-  - Sun's equations are reconstructed from the text, which gives no initial values: here g = 1 / G, and W as a Linear.
-    Without norm and rotation D_sim > D adds nothing there: the scores are q^h M k^h^T with M = W_q W_k^T of D x D.
+Changed from gpt.py: Config, Config.__post_init__, Cache, Cache.__init__, Attention.__init__, Attention.forward, Model,
+    Model.__init__, Model.init_weights
+Equal to gpt.py when: d_sim = d_head, the expand of heads copies them, that of features is the identity, refine is 0.
+Optimizer: the linear maps of features are matrices inside the blocks, for Muon; their biases go to AdamW at adamw_lr.
+    The convolutions go to AdamW at mix_lr, without decay.
+Paper and code: the released code has no positions, no norm of q and k, and no shared key/value heads. Here norm and
+rotation come last, since maps of rotated vectors would not score by distance alone. It gives no sizes; our defaults
+(12 heads -> 36, 64 features -> 96, kernel 5 at 124M) are believed to be the paper's, and unverified.
 """
 import math
 from dataclasses import dataclass
@@ -62,32 +47,19 @@ class Config:
     n_sim: int = 3                  # simulated heads per head (G)
     d_sim: int | None = None        # features of simulated queries and keys (D_sim); None: 3/2 d_head, made even
     kernel: int = 5                 # width of the convolutions along the features; odd
-    simulation: str = "convolution"  # convolution: the paper's; projection: a matrix per simulated head
 
     def __post_init__(self):
-        if self.n_kv_head is None:
-            self.n_kv_head = self.n_head
-        if self.d_ff is None:
-            self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64)
-        for name in ("vocab_size", "n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "max_len", "rope_theta"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        if self.d_model % (2 * self.n_head):
-            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head} (rotary pairs)")
-        if self.n_head % self.n_kv_head:
-            raise ValueError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}")
+        self.n_kv_head = self.n_head if self.n_kv_head is None else self.n_kv_head
+        self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64) if self.d_ff is None else self.d_ff
+        if self.d_model % (2 * self.n_head) or self.n_head % self.n_kv_head:
+            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head}, "
+                             f"and that a multiple of n_kv_head {self.n_kv_head}")
         if self.gate not in ("none", "elementwise", "headwise"):
             raise ValueError(f"gate must be none, elementwise or headwise, not {self.gate!r}")
-        if self.d_sim is None:
-            self.d_sim = 2 * math.ceil(self.d_head * 3 / 4)
-        if self.n_sim < 1:
-            raise ValueError(f"n_sim must be at least 1, not {self.n_sim}")
-        if self.d_sim < self.d_head or self.d_sim % 2:
-            raise ValueError(f"d_sim must be even (rotary pairs) and at least d_head {self.d_head}, not {self.d_sim}")
-        if self.kernel < 1 or self.kernel % 2 == 0:
-            raise ValueError(f"kernel must be positive and odd, not {self.kernel}")
-        if self.simulation not in ("convolution", "projection"):
-            raise ValueError(f"simulation must be convolution or projection, not {self.simulation!r}")
+        self.d_sim = 2 * math.ceil(self.d_head * 3 / 4) if self.d_sim is None else self.d_sim
+        if min(self.n_sim, self.kernel) < 1 or self.kernel % 2 == 0 or self.d_sim < self.d_head or self.d_sim % 2:
+            raise ValueError(f"n_sim {self.n_sim} must be positive, kernel {self.kernel} positive and odd, "
+                             f"d_sim {self.d_sim} even and at least d_head {self.d_head}")
 
     @property
     def d_head(self):
@@ -116,21 +88,18 @@ def apply_rope(x, cos, sin):
 def compute_dtype(weight):
     """The dtype of products with this weight: autocast's where that is on, else the weight's."""
     kind = weight.device.type
-    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else weight.dtype
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 class Cache:
-    """Preallocated simulated keys (B, G K, max_len, D_sim) and values (.., D) of each layer; `pos` () tokens held.
-
-    Model.forward advances it. Its shapes never change, so that a decoding step compiles once.
-    """
+    """Simulated keys and values of every layer, (B, G K, max_len, D_sim) each; `pos` () counts the tokens held."""
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
-        dtype = compute_dtype(like)
-        shape = (batch_size, c.n_sim * c.n_kv_head, max_len)
-        self.k = [torch.zeros(*shape, c.d_sim, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
-        self.v = [torch.zeros(*shape, c.d_head, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        shape = (batch_size, c.n_sim * c.n_kv_head, max_len, c.d_sim)
+        kind = dict(dtype=compute_dtype(like), device=like.device)
+        self.k = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
+        self.v = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
@@ -143,12 +112,11 @@ class Cache:
 
 
 def attend(q, k, v, layer, cache):
-    """Causal attention of q (B, T, G H, D_sim) over k (.. G K, D_sim), v (.. G K, D) and the cache -> (.. G H, D)."""
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, G H or G K, T, D_sim or D)
+    """Causal attention of q (B, T, H, D) over k, v (B, T, K, D), and over what the cache holds -> (B, T, H, D)."""
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T, D)
     gqa = q.size(1) != k.size(1)
     if cache is None:
-        wide = F.pad(v, (0, k.size(-1) - v.size(-1)))                               # flash attention wants one width
-        y = F.scaled_dot_product_attention(q, k, wide, is_causal=True, enable_gqa=gqa)[..., :v.size(-1)]
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
     else:
         k, v, seen = cache.append(layer, k, v)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=gqa)
@@ -181,17 +149,6 @@ class SimulatedFeatures(nn.Module):
         return y + self.refine(F.relu(y))
 
 
-class ProjectedHeads(nn.Module):
-    """(B, T, G N, D_sim) from x (B, T, N, D): a matrix for each of the G heads made of each head."""
-
-    def __init__(self, c, n_head):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(c.n_sim, n_head, c.d_head, c.d_sim))
-
-    def forward(self, x):
-        return torch.einsum("btnd,gndf->btgnf", x, self.weight).flatten(2, 3)
-
-
 class Attention(nn.Module):
     def __init__(self, c, layer):
         super().__init__()
@@ -200,14 +157,9 @@ class Attention(nn.Module):
         self.wk = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False)
         self.wv = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False)
         self.wo = nn.Linear(c.n_head * c.d_head, c.d_model, bias=False)
-        self.n_sim, self.sim_v, self.sim_gate = c.n_sim, None, None                 # values shared, groups averaged
-        if c.simulation == "convolution":
-            self.sim_q = nn.Sequential(SimulatedHeads(c, c.n_head), SimulatedFeatures(c))
-            self.sim_k = nn.Sequential(SimulatedHeads(c, c.n_kv_head), SimulatedFeatures(c))
-            self.sim_v = SimulatedHeads(c, c.n_kv_head)
-        else:
-            self.sim_q, self.sim_k = ProjectedHeads(c, c.n_head), ProjectedHeads(c, c.n_kv_head)
-            self.sim_gate = nn.Parameter(torch.empty(c.n_sim, c.n_head))
+        self.sim_q = nn.Sequential(SimulatedHeads(c, c.n_head), SimulatedFeatures(c))
+        self.sim_k = nn.Sequential(SimulatedHeads(c, c.n_kv_head), SimulatedFeatures(c))
+        self.sim_v = SimulatedHeads(c, c.n_kv_head)
         self.q_norm = RMSNorm(c.d_sim, c.norm_eps) if c.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(c.d_sim, c.norm_eps) if c.qk_norm else nn.Identity()
         n_gate = {"none": 0, "elementwise": c.n_head * c.d_head, "headwise": c.n_head}[c.gate]
@@ -218,11 +170,11 @@ class Attention(nn.Module):
         q = self.wq(x).view(B, T, self.n_head, self.d_head)                         # (B, T, H, D)
         k = self.wk(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
         v = self.wv(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
-        q, k = self.sim_q(q), self.sim_k(k)                                         # (B, T, G H or G K, D_sim)
-        v = v.repeat(1, 1, self.n_sim, 1) if self.sim_v is None else self.sim_v(v)  # (B, T, G K, D)
+        q, k, v = self.sim_q(q), self.sim_k(k), self.sim_v(v)                       # G H heads, G K, G K
         q, k = apply_rope(self.q_norm(q), *rope), apply_rope(self.k_norm(k), *rope)
-        y = attend(q, k, v, self.layer, cache).unflatten(2, (self.n_sim, self.n_head))   # (B, T, G, H, D)
-        y = y.mean(2) if self.sim_gate is None else (y * self.sim_gate[..., None]).sum(2).type_as(y)    # (B, T, H, D)
+        v = F.pad(v, (0, k.size(-1) - v.size(-1)))                                  # flash attention wants one width
+        y = attend(q, k, v, self.layer, cache)[..., :self.d_head]                   # (B, T, G H, D)
+        y = y.unflatten(2, (-1, self.n_head)).mean(2)                               # (B, T, H, D)
         if self.gate is not None:
             y = y * self.gate(x).sigmoid().view(B, T, self.n_head, -1)              # times (B, T, H, D or 1)
         return self.wo(y.reshape(B, T, -1))                                         # (B, T, C)
@@ -274,16 +226,12 @@ class Model(nn.Module):
     def init_weights(self):
         """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
         for name, p in self.named_parameters():
-            module, last = f".{name}".split(".")[-2:]
+            module = f".{name}".split(".")[-2]
             if module.endswith("norm"):
                 p.fill_(1.0)
-            elif last == "sim_gate":
-                p.fill_(1 / self.config.n_sim)
             elif module in ("expand", "refine"):                                    # PyTorch's own: 1 / sqrt(inputs)
                 bound = self.get_parameter(f"{name.rpartition('.')[0]}.weight")[0].numel() ** -0.5
                 nn.init.uniform_(p, -bound, bound)
-            elif module in ("sim_q", "sim_k"):
-                nn.init.uniform_(p, -self.config.d_head ** -0.5, self.config.d_head ** -0.5)
             elif module in ("wo", "w_down", "head") and self.config.zero_init:
                 p.zero_()
             elif module in ("embed", "wq", "wk", "wv", "wo", "gate", "w_gate", "w_up", "w_down", "head"):
@@ -292,12 +240,11 @@ class Model(nn.Module):
                 raise ValueError(f"init_weights does not know {name}")
 
     def forward(self, idx, targets=None, cache=None):
-        """Logits of the next token, and the loss if targets are given.
+        """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
-        Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
-        z_loss * mean(logsumexp(logits)^2) added. Without targets loss is None; with them the logits carry no gradient.
-        ValueError if T exceeds max_len.
+        The loss is the mean cross-entropy in nats per token, in training mode plus z_loss * mean(logsumexp(logits)^2).
+        With targets the logits carry no gradient. ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
@@ -316,9 +263,7 @@ class Model(nn.Module):
 
     def output(self, x, targets, cache):
         """Final norm, head and loss on x (B, T, C); advances the cache."""
-        pad = -self.config.vocab_size % 64                  # a GPU multiplies rows of whole 128 bytes faster
-        weight = F.pad(self.head.weight, (0, 0, 0, pad)) if pad else self.head.weight
-        logits = F.linear(self.final_norm(x), weight)[..., :self.config.vocab_size]          # (B, T, V)
+        logits = self.head(self.final_norm(x))                                      # (B, T, V)
         if cache is not None:
             cache.pos += x.size(1)
         if targets is None:
@@ -330,57 +275,26 @@ class Model(nn.Module):
         return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
 
     @torch.no_grad()
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
         """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest token; top_k keeps the k likeliest. compile=True compiles the decoding step.
-        ValueError if the result would be longer than max_len.
+        temperature 0 takes the likeliest token; top_k keeps the k likeliest (None or 0: all); ids from n_vocab on are
+        never taken. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
         """
         (B, T), total = idx.shape, idx.size(1) + max_new_tokens
-        if T == 0 or max_new_tokens < 0 or total > self.config.max_len:
-            raise ValueError(f"{T} + {max_new_tokens} tokens: at least 1 + 0 and at most max_len {self.config.max_len}")
-        cache, out = Cache(self, B, total), torch.cat((idx, idx.new_zeros(B, max_new_tokens)), dim=1)
+        if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
+            raise ValueError(f"{T} + {max_new_tokens} tokens, of top_k {top_k}: 1 + 0 to max_len {self.config.max_len}")
+        cache, new = Cache(self, B, total), idx
         step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
         for t in range(T, total):
-            logits, _ = self.forward(idx, cache=cache) if t == T else step(out[:, t - 1:t].clone(), cache=cache)
-            scores = logits[:, -1].float()                                          # (B, V)
-            if top_k is not None:
-                kept = scores.topk(min(top_k, scores.size(-1))).values[:, -1:]
-                scores = scores.masked_fill(scores < kept, -math.inf)
-            if temperature == 0:
-                out[:, t] = scores.argmax(-1)
-            else:
-                out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
-        return out
-
-
-def costs(c, T):
-    """(parameters, forward FLOPs per token, numbers read per token) beyond gpt.py's, in a context of T tokens."""
-    G, H, K, D, D_sim = c.n_sim, c.n_head, c.n_kv_head, c.d_head, c.d_sim
-    attention, gains = 2 * T * (G * H * (D_sim + D) - 2 * c.d_model), 2 * c.qk_norm * (D_sim - D)
-    if c.simulation == "projection":
-        maps = G * (H + K) * D * D_sim
-        return c.n_layer * (maps + G * H + gains), c.n_layer * (2 * maps + attention + 2 * G * c.d_model), 0
-    heads, features = sum(G * (G + 1) * N * N * c.kernel for N in (H, K, K)), (D + D_sim) * D_sim
-    biases = 2 * G * (H + 2 * K) + 4 * D_sim
-    products = D * heads + G * (H + K) * features
-    params, flops = heads + 2 * features + biases + gains, 2 * products + attention + G * c.d_model
-    return c.n_layer * params, c.n_layer * flops, 0
-
-
-@torch.no_grad()
-def neutral(model):
-    """Sets the parameters for which the model is gpt.py's. ValueError for settings without such values."""
-    if model.config.simulation != "convolution" or model.config.d_sim != model.config.d_head:
-        raise ValueError("sas copies gpt.py's heads with d_sim = d_head and simulation=convolution alone")
-    for module in model.modules():
-        if isinstance(module, (SimulatedHeads, SimulatedFeatures)):
-            for p in module.parameters():
-                p.zero_()
-            if isinstance(module, SimulatedHeads):
-                nn.init.dirac_(module.expand.weight, groups=model.config.n_sim)
-            else:
-                nn.init.eye_(module.expand.weight)
+            logits, _ = (step if t > T else self.forward)(new, cache=cache)
+            scores = logits[:, -1, :n_vocab].float()                                # (B, V)
+            if top_k:
+                scores[scores < scores.topk(min(top_k, scores.size(-1))).values[:, -1:]] = -math.inf
+            p = (scores / (temperature or 1.0)).softmax(-1)
+            new = torch.multinomial(p, 1, generator=generator) if temperature else scores.argmax(-1, keepdim=True)
+            idx = torch.cat((idx, new), dim=1)
+        return idx
 
 
 if __name__ == "__main__":                      # its size, and one training step on random tokens

@@ -1,34 +1,23 @@
 """Speed-run shortcuts: value embeddings, scalars on residual and embedding, U-net or back-out skips.
 
-Three ideas that the records of github.com/KellerJordan/modded-nanogpt kept, and github.com/karpathy/nanochat after
-them. No paper has all of them; value embeddings grew out of the value residual, arXiv:2410.17897. X_0 is the embedding,
-X_i the output of block i = 1 .. L; each idea has its own switch:
-    value_embed   in every other block, the last included, a token brings its own values from a table (V, K D):
-                  v <- v + 2 sigmoid( value_gate(norm(x)[:12]) ) value_embed[idx],     a gate per token and KV head
-    lambdas       block i reads  resid_i x + x0_i X_0  in the place of x
-    skip=unet     before that, the later half adds the output of the block opposite:  x <- x + skips_i X_{L+1-i}
-    skip=backout  the head reads  X_L - backout X_{L//2+1},  without what served the later blocks alone
-modded-nanogpt has the scalars since record 9, U-net since 11, value embeddings since 14 to 17, back-out since 40, the
-gate since 55; nanochat has scalars, tables in every other block and back-out.
-Costs V K D + 12 K parameters per table, a number per skip and 2 per block for the scalars. A token pays 2 K D FLOPs
-and the gate per table, of which it reads K D numbers; 3 C per block for the scalars, which read C in all blocks but the
-first; and 2 C per skip, which reads C.
+Three ideas from the records of github.com/KellerJordan/modded-nanogpt, which github.com/karpathy/nanochat took up.
+No paper has all of them; value embeddings grew out of the value residual, arXiv:2410.17897. With X_0 the embedding and
+X_i the output of block i = 1 .. L:
+    value_embed     every other block, the last included, has a table (V, K D), from which a token brings more values:
+                    v <- v + 2 sigmoid( value_gate(norm(x)[:12]) ) value_embed[idx],    a gate per token and KV head
+    lambdas         block i reads  resid_i x + x0_i X_0  instead of x
+    skip=unet       before that, the later half adds the output of the opposite block:  x <- x + skips_i X_{L+1-i}
+    skip=backout    the head reads  X_L - backout X_{L//2+1},  without what served only the later blocks
+modded-nanogpt has the scalars since record 9, U-net since 11, value embeddings since 14, back-out since 40, the gate
+since 55. nanochat has all but the U-net.
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.__init__, Attention.forward, Block.forward, Model.__init__,
     Model.init_weights, Model.forward
 Equal to gpt.py when: resid = 1 and x0 = 0, as at the start, and tables, skips and backout are zero.
-Optimizer: tables go to AdamW at adamw_lr, the scalars to AdamW at mix_lr; gates are matrices of the blocks, for Muon.
-    nanochat too, but with tables at half the embedding's rate, resid at a hundredth of x0's, and decay on both.
-Paper and code:
-    - The records and nanochat normalise the embedding, and X_0 with it. Here X_0 is gpt.py's embedding, without a norm.
-    - Up to record 54 there are learned scalars, or nothing, where record 55 and nanochat have the gate.
-    - Record 14 has a table per layer, records 17 to 62 have three tables, for the first and the last blocks. nanochat
-      found every other block the best (its log of 2026-01-17), which is the form here.
-    - nanochat's gate has a factor of 3 for the 2 of record 55, and starts at U(0, 0.02), its tables as wv; here the
-      gate starts at zero, and tables as the embedding.
-    - x0 starts at 0 in record 9 and first in nanochat, then there at 0.1, since a825e63 from 0.20 down to 0.05 over the
-      depth, with resid from 1.15 down to 1.05. skips start at 1, backout at nanochat's 0.2 (record 40: 0.5). Record
-      40 backs out the output of block 9 of 12; record 45 keeps one skip alone.
+Optimizer: tables go to AdamW at adamw_lr, the scalars to AdamW at mix_lr, the gates to Muon.
+The records and nanochat normalise the embedding and X_0 with it. Here X_0 is gpt.py's embedding. Which blocks have a
+table is nanochat's choice, the gate is record 55's, and the scalars start as in record 9, skips at 1, backout at
+nanochat's 0.2.
 """
 import math
 from dataclasses import dataclass
@@ -59,17 +48,11 @@ class Config:
     skip: str = "unet"              # none | unet: later blocks add earlier ones | backout: the head subtracts one
 
     def __post_init__(self):
-        if self.n_kv_head is None:
-            self.n_kv_head = self.n_head
-        if self.d_ff is None:
-            self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64)
-        for name in ("vocab_size", "n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "max_len", "rope_theta"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        if self.d_model % (2 * self.n_head):
-            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head} (rotary pairs)")
-        if self.n_head % self.n_kv_head:
-            raise ValueError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}")
+        self.n_kv_head = self.n_head if self.n_kv_head is None else self.n_kv_head
+        self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64) if self.d_ff is None else self.d_ff
+        if self.d_model % (2 * self.n_head) or self.n_head % self.n_kv_head:
+            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head}, "
+                             f"and that a multiple of n_kv_head {self.n_kv_head}")
         if self.gate not in ("none", "elementwise", "headwise"):
             raise ValueError(f"gate must be none, elementwise or headwise, not {self.gate!r}")
         if self.skip not in ("none", "unet", "backout"):
@@ -106,21 +89,17 @@ def apply_rope(x, cos, sin):
 def compute_dtype(weight):
     """The dtype of products with this weight: autocast's where that is on, else the weight's."""
     kind = weight.device.type
-    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else weight.dtype
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 class Cache:
-    """Preallocated keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held.
-
-    Model.forward advances it. Its shapes never change, so that a decoding step compiles once.
-    """
+    """Keys and values of every layer, (B, K, max_len, D) each; Model.forward advances `pos` (), the tokens held."""
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
-        dtype = compute_dtype(like)
-        shape = (batch_size, c.n_kv_head, max_len, c.d_head)
-        self.k = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
-        self.v = [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(c.n_layer)]
+        shape, kind = (batch_size, c.n_kv_head, max_len, c.d_head), dict(dtype=compute_dtype(like), device=like.device)
+        self.k = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
+        self.v = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
@@ -240,12 +219,11 @@ class Model(nn.Module):
                 raise ValueError(f"init_weights does not know {name}")
 
     def forward(self, idx, targets=None, cache=None):
-        """Logits of the next token, and the loss if targets are given.
+        """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
-        Returns logits (B, T, vocab_size) and loss (), the mean cross-entropy in nats per token; in training mode with
-        z_loss * mean(logsumexp(logits)^2) added. Without targets loss is None; with them the logits carry no gradient.
-        ValueError if T exceeds max_len.
+        The loss is the mean cross-entropy in nats per token, in training mode plus z_loss * mean(logsumexp(logits)^2).
+        With targets the logits carry no gradient. ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
@@ -272,9 +250,7 @@ class Model(nn.Module):
 
     def output(self, x, targets, cache):
         """Final norm, head and loss on x (B, T, C); advances the cache."""
-        pad = -self.config.vocab_size % 64                  # a GPU multiplies rows of whole 128 bytes faster
-        weight = F.pad(self.head.weight, (0, 0, 0, pad)) if pad else self.head.weight
-        logits = F.linear(self.final_norm(x), weight)[..., :self.config.vocab_size]          # (B, T, V)
+        logits = self.head(self.final_norm(x))                                      # (B, T, V)
         if cache is not None:
             cache.pos += x.size(1)
         if targets is None:
@@ -286,44 +262,26 @@ class Model(nn.Module):
         return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
 
     @torch.no_grad()
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False):
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
         """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest token; top_k keeps the k likeliest. compile=True compiles the decoding step.
-        ValueError if the result would be longer than max_len.
+        temperature 0 takes the likeliest token; top_k keeps the k likeliest (None or 0: all); ids from n_vocab on are
+        never taken. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
         """
         (B, T), total = idx.shape, idx.size(1) + max_new_tokens
-        if T == 0 or max_new_tokens < 0 or total > self.config.max_len:
-            raise ValueError(f"{T} + {max_new_tokens} tokens: at least 1 + 0 and at most max_len {self.config.max_len}")
-        cache, out = Cache(self, B, total), torch.cat((idx, idx.new_zeros(B, max_new_tokens)), dim=1)
+        if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
+            raise ValueError(f"{T} + {max_new_tokens} tokens, of top_k {top_k}: 1 + 0 to max_len {self.config.max_len}")
+        cache, new = Cache(self, B, total), idx
         step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
         for t in range(T, total):
-            logits, _ = self.forward(idx, cache=cache) if t == T else step(out[:, t - 1:t].clone(), cache=cache)
-            scores = logits[:, -1].float()                                          # (B, V)
-            if top_k is not None:
-                kept = scores.topk(min(top_k, scores.size(-1))).values[:, -1:]
-                scores = scores.masked_fill(scores < kept, -math.inf)
-            if temperature == 0:
-                out[:, t] = scores.argmax(-1)
-            else:
-                out[:, t] = torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)[:, 0]
-        return out
-
-
-def costs(c, T):
-    """(parameters, forward FLOPs per token, numbers read per token) more than gpt.py's, in a context of T tokens."""
-    C, L, values, n_gate = c.d_model, c.n_layer, c.n_kv_head * c.d_head, 12 * c.n_kv_head
-    tables, skips = (L + 1) // 2 * c.value_embed, {"none": 0, "unet": L // 2, "backout": 1}[c.skip]
-    parameters = tables * (c.vocab_size * values + n_gate) + 2 * L * c.lambdas + skips
-    flops = tables * (2 * n_gate + 2 * values) + 3 * L * C * c.lambdas + 2 * skips * C
-    return parameters, flops, tables * values + (L - 1) * C * c.lambdas + skips * C
-
-
-def neutral(model):
-    """Without tables, X_0 and skips."""
-    for name, p in model.named_parameters():
-        if name in ("resid", "x0", "skips", "backout") or name.endswith("value_embed.weight"):
-            p.data.fill_(1.0 if name == "resid" else 0.0)
+            logits, _ = (step if t > T else self.forward)(new, cache=cache)
+            scores = logits[:, -1, :n_vocab].float()                                # (B, V)
+            if top_k:
+                scores[scores < scores.topk(min(top_k, scores.size(-1))).values[:, -1:]] = -math.inf
+            p = (scores / (temperature or 1.0)).softmax(-1)
+            new = torch.multinomial(p, 1, generator=generator) if temperature else scores.argmax(-1, keepdim=True)
+            idx = torch.cat((idx, new), dim=1)
+        return idx
 
 
 if __name__ == "__main__":                      # its size, and one training step on random tokens

@@ -9,4 +9,4 @@ NEUTRAL = [
 BAD = [
     dict(share=0), dict(share=4), dict(own=3), dict(own=-1), dict(own=2),
 ]
-CHANGED = ("range(self.own, self.n_layer, self.share)", "range(self.own, self.n_layer, self.share + 1)")
+CHANGED = ("layer - max(0, layer - c.own) % c.share", "layer - max(0, layer - c.own) % (c.share + 1)")

@@ -1,15 +1,11 @@
 """What the generic tests run of exoformer.py beside its defaults."""
 CASES = [
-    dict(anchor="first_layer", granularity="headwise"), dict(mixing="dynamic"),
-    dict(mixing="dynamic", anchor="first_layer", granularity="scalar", mix_streams="vg", norm_streams="none"),
-    dict(gate="none", mix_streams="qkv", norm_streams="qk"),
+    dict(granularity="headwise", norms="qk"), dict(granularity="scalar", norms="none"),
 ]
 NEUTRAL = [
-    dict(), dict(mixing="dynamic", granularity="headwise"), dict(anchor="first_layer", granularity="scalar"),
-    dict(gate="none", mix_streams="qkv"),
+    dict(), dict(granularity="scalar", norms="none"),
 ]
 BAD = [
-    dict(gate="headwise"), dict(gate="none"), dict(mix_streams="qq"), dict(mix_streams="qk", norm_streams="v"),
-    dict(anchor="first_layer", n_layer=1),
+    dict(gate="headwise"), dict(granularity="x"), dict(norms="v"),
 ]
-CHANGED = ("self.lambda_anchor[s]", "self.lambda_anchor[s].tanh()")
+CHANGED = ("self.lambda_anchor.type_as(x)", "self.lambda_anchor.tanh().type_as(x)")

@@ -1,12 +1,8 @@
 """What the generic tests run of geonorm.py beside its defaults."""
 CASES = [
-    dict(update="unprojected", decay="geometric"), dict(update="post_norm"), dict(update="pre_norm", gate="headwise"),
-    dict(decay="linear", gate="elementwise", tie_embeddings=True),
-]
-NEUTRAL = [
-    dict(update="pre_norm"), dict(update="pre_norm", gate="headwise"),
+    dict(gate="elementwise", tie_embeddings=True), dict(n_kv_head=4, qk_norm=False),
 ]
 BAD = [
-    dict(update="x"), dict(decay="x"), dict(decay_rate=0.0), dict(decay_rate=1.5),
+    dict(n_head=5), dict(gate="x"),
 ]
 CHANGED = ("math.pi / 4", "math.pi / 6")

@@ -1,16 +1,8 @@
 """What the generic tests run of muddformer.py beside its defaults."""
 CASES = [
-    dict(dynamic=False), dict(multiway=False, ffn_realloc=False), dict(streams="kv", pre_post_norm=True),
-    dict(period=2, dilation=2, n_layer=4), dict(window=2, n_layer=4), dict(last_k=2, streams="vr"),
-]
-NEUTRAL = [
-    dict(ffn_realloc=False), dict(ffn_realloc=False, dynamic=False), dict(ffn_realloc=False, multiway=False),
-    dict(ffn_realloc=False, streams="kr"), dict(ffn_realloc=False, pre_post_norm=True),
-    dict(ffn_realloc=False, period=2, dilation=2), dict(ffn_realloc=False, window=1),
-    dict(ffn_realloc=False, last_k=2, streams="vr"), dict(ffn_realloc=False, last_k=0, multiway=False),
+    dict(pre_post_norm=True), dict(n_layer=2, gate="headwise"),
 ]
 BAD = [
-    dict(streams="x"), dict(streams=""), dict(multiway=False, streams="q"), dict(period=0), dict(window=0),
-    dict(last_k=-1), dict(last_k=4),
+    dict(n_layer=1), dict(gate="x"),
 ]
 CHANGED = ("F.gelu(self.w1(", "F.silu(self.w1(")

@@ -1,11 +1,8 @@
 """What the generic tests run of muddpythia.py beside its defaults."""
 CASES = [
-    dict(ffn_realloc=False),
-]
-NEUTRAL = [
-    dict(ffn_realloc=False),
+    dict(n_layer=2, n_kv_head=1),
 ]
 BAD = [
-    dict(n_layer=1),
+    dict(n_layer=1), dict(d_model=48),
 ]
 CHANGED = ("F.gelu(self.w1(", "F.silu(self.w1(")

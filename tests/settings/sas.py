@@ -1,14 +1,13 @@
 """What the generic tests run of sas.py beside its defaults."""
 CASES = [
     dict(n_sim=2, d_sim=8, kernel=1, n_kv_head=4, gate="headwise"), dict(n_sim=1, d_sim=14, n_kv_head=4, qk_norm=False),
-    dict(simulation="projection"), dict(simulation="projection", n_sim=2, n_kv_head=1, gate="elementwise"),
 ]
 NEUTRAL = [
     dict(d_sim=8), dict(n_sim=2, d_sim=8, kernel=5, gate="headwise"), dict(n_sim=1, d_sim=8),
     dict(n_sim=3, d_sim=8, n_kv_head=4, qk_norm=False),
 ]
 BAD = [
-    dict(n_sim=0), dict(d_sim=6), dict(d_sim=9), dict(kernel=4), dict(kernel=-1), dict(simulation="x"),
+    dict(n_sim=0), dict(d_sim=6), dict(d_sim=9), dict(kernel=4), dict(kernel=-1),
 ]
 CHANGED = ("self.refine(F.relu(y))", "self.refine(F.silu(y))")
 # A ReLU may be open for first tokens alone. Their queries see one key and get no gradient but rounding errors, whose

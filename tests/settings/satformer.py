@@ -9,4 +9,4 @@ NEUTRAL = [
 BAD = [
     dict(value_act="x"), dict(last_k=0),
 ]
-CHANGED = ("getattr(torch, self.act)(z)", "2 * getattr(torch, self.act)(z)")
+CHANGED = ("self.acts[self.act](z)", "(2 * self.acts[self.act](z))")

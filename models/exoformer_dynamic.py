@@ -1,0 +1,293 @@
+"""ExoFormer with dynamic mixing: how much of its anchor a layer mixes in depends on the token.   arXiv:2601.08131
+
+The anchors are those of exoformer.py. In layer n each of the eight lambdas, two for each S in {Q, K, V, G}, is
+multiplied by a gamma, a number between 0 and 1 that a small MLP makes for every token from the layer's normalised
+input x (Eq. 6, 7):
+    gamma_n = sigmoid( gelu(x W_1) W_2 + b )                        (W_1 is `mix_in`, of width 16; W_2, b are `mix_out`)
+    S_n  <-  gamma_anchor_n * lambda_anchor_n * norm_S(S_anc) + gamma_self_n * lambda_self_n * S_n
+W_2 and b start at zero, so that every gamma starts at 1/2, and the lambdas at 1: the model starts as exoformer.py does.
+`granularity` and `norms` are as there.
+
+Changed from exoformer.py: MixedLinear, MixedLinear.forward, Attention.__init__, Attention.forward, Model.init_weights
+Equal to gpt.py when: gate="elementwise" there, lambda_anchor = 0, lambda_self = 2 and every gamma = 1/2.
+Optimizer: W_anc, W_1 and W_2 go to Muon, as in the authors' code; b goes to AdamW at adamw_lr, the lambdas at mix_lr.
+Paper and code (github.com/jon123boss/ExoFormer): in the code a later init of all matrices overwrites W_2's zeros.
+"""
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+@dataclass
+class Config:
+    vocab_size: int = 50304         # size of the vocabulary (V); token ids are 0 .. vocab_size-1
+    n_layer: int = 12               # blocks (L); each is attention + MLP
+    n_head: int = 12                # query heads (H); d_head (D) = d_model / n_head
+    n_kv_head: int | None = None    # key/value heads (K), each shared by n_head / n_kv_head query heads; None: n_head
+    d_model: int = 768              # width of the residual stream (C)
+    d_ff: int | None = None         # hidden width of the SwiGLU MLP; None: 8/3 d_model rounded up to a multiple of 64
+    max_len: int = 2048             # longest sequence, in training and in generation
+    rope_theta: float = 10000.0     # base of the rotary frequencies
+    norm_eps: float = 1e-6          # added to the mean square in every RMSNorm
+    tie_embeddings: bool = False    # head and embedding share one matrix
+    z_loss: float = 0.0             # weight of mean(logsumexp(logits)^2), in training only
+    qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
+    gate: str = "elementwise"       # gated attention: always elementwise here
+    zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
+    granularity: str = "elementwise"  # of the lambdas: elementwise | headwise | scalar
+    norms: str = "qkvg"             # the streams whose anchor has an RMSNorm: qkvg | qk | none
+
+    def __post_init__(self):
+        self.n_kv_head = self.n_head if self.n_kv_head is None else self.n_kv_head
+        self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64) if self.d_ff is None else self.d_ff
+        if self.d_model % (2 * self.n_head) or self.n_head % self.n_kv_head:
+            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head}, "
+                             f"and that a multiple of n_kv_head {self.n_kv_head}")
+        choices = dict(gate="elementwise", granularity="elementwise or headwise or scalar", norms="qkvg or qk or none")
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed.split(" or "):
+                raise ValueError(f"{name} must be {allowed}, not {getattr(self, name)!r}")
+
+    @property
+    def d_head(self):
+        return self.d_model // self.n_head
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; statistics in fp32 or better."""
+
+    def __init__(self, dim, eps):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x):
+        y = x.to(torch.promote_types(x.dtype, torch.float32))
+        return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps) * self.weight).type_as(x)
+
+
+def apply_rope(x, cos, sin):
+    """Rotates the pairs (x[i], x[i + D/2]) of x (B, T, H, D) by the angles in cos, sin (T, 1, D/2)."""
+    x1, x2 = x.chunk(2, dim=-1)
+    return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1).type_as(x)
+
+
+def compute_dtype(weight):
+    """The dtype of products with this weight: autocast's where that is on, else the weight's."""
+    kind = weight.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+
+
+class Cache:
+    """Keys and values of every layer, (B, K, max_len, D) each; Model.forward advances `pos` (), the tokens held."""
+
+    def __init__(self, model, batch_size, max_len):
+        c, like = model.config, model.embed.weight
+        shape, kind = (batch_size, c.n_kv_head, max_len, c.d_head), dict(dtype=compute_dtype(like), device=like.device)
+        self.k = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
+        self.v = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
+        self.pos = torch.zeros((), dtype=torch.long, device=like.device)
+
+    def append(self, layer, k, v):
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, values, and their causal mask (T, max_len)."""
+        at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
+        self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
+        self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
+        seen = torch.arange(self.k[layer].size(2), device=k.device) <= at[:, None]   # (T, max_len)
+        return self.k[layer], self.v[layer], seen
+
+
+def attend(q, k, v, layer, cache):
+    """Causal attention of q (B, T, H, D) over k, v (B, T, K, D), and over what the cache holds -> (B, T, H, D)."""
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T, D)
+    gqa = q.size(1) != k.size(1)
+    if cache is None:
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
+    else:
+        k, v, seen = cache.append(layer, k, v)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=gqa)
+    return y.transpose(1, 2)
+
+
+class MixedLinear(nn.Linear):
+    """S = W x becomes gamma_anchor * lambda_anchor * S_anc + gamma_self * lambda_self * S: (B, T, n_head, D)."""
+
+    def __init__(self, c, n_head):
+        super().__init__(c.d_model, n_head * c.d_head, bias=False)
+        shape = dict(elementwise=(n_head, c.d_head), headwise=(n_head, 1), scalar=(1, 1))[c.granularity]
+        self.lambda_anchor, self.lambda_self = (nn.Parameter(torch.empty(shape)) for _ in range(2))
+
+    def forward(self, x, anchor, gamma):
+        W = self.lambda_self.expand(anchor.shape[2:]).reshape(-1, 1) * self.weight  # fewer bytes than lambda_self * S
+        gamma_anchor, gamma_self = gamma[..., None, None].unbind(2)                 # (B, T, 1, 1) each
+        return gamma_anchor * self.lambda_anchor.type_as(x) * anchor + gamma_self * F.linear(x, W).view_as(anchor)
+
+
+class Gamma(nn.Module):
+    """sigmoid( gelu(x W_1) W_2 + b ): for each of q, k, v, gate the two gammas of a token, (B, T, 4, 2)."""
+
+    def __init__(self, d_model):
+        super().__init__()
+        self.mix_in = nn.Linear(d_model, 16, bias=False)
+        self.mix_out = nn.Linear(16, 8)
+
+    def forward(self, x):
+        return self.mix_out(F.gelu(self.mix_in(x))).sigmoid().unflatten(-1, (4, 2))
+
+
+class Attention(nn.Module):
+    def __init__(self, c, layer):
+        super().__init__()
+        self.layer, self.n_head, self.n_kv_head, self.d_head = layer, c.n_head, c.n_kv_head, c.d_head
+        self.wq, self.wk = MixedLinear(c, c.n_head), MixedLinear(c, c.n_kv_head)
+        self.wv, self.gate = MixedLinear(c, c.n_kv_head), MixedLinear(c, c.n_head)
+        self.gamma = Gamma(c.d_model)
+        self.wo = nn.Linear(c.n_head * c.d_head, c.d_model, bias=False)
+        self.q_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
+
+    def forward(self, x, anchors, rope, cache=None):
+        B, T, _ = x.shape
+        maps, gammas = (self.wq, self.wk, self.wv, self.gate), self.gamma(x).unbind(2)
+        q, k, v, g = [w(x, S, gamma) for w, S, gamma in zip(maps, anchors, gammas)]  # (B, T, H or K, D)
+        q, k = apply_rope(self.q_norm(q), *rope), apply_rope(self.k_norm(k), *rope)
+        y = attend(q, k, v, self.layer, cache)                                      # (B, T, H, D)
+        y = y * g.sigmoid()
+        return self.wo(y.reshape(B, T, -1))                                         # (B, T, C)
+
+
+class MLP(nn.Module):
+    def __init__(self, d_model, d_ff):
+        super().__init__()
+        self.w_gate = nn.Linear(d_model, d_ff, bias=False)
+        self.w_up = nn.Linear(d_model, d_ff, bias=False)
+        self.w_down = nn.Linear(d_ff, d_model, bias=False)
+
+    def forward(self, x):
+        return self.w_down(F.silu(self.w_gate(x)) * self.w_up(x))
+
+
+class Block(nn.Module):
+    def __init__(self, c, layer):
+        super().__init__()
+        self.attn_norm = RMSNorm(c.d_model, c.norm_eps)
+        self.attn = Attention(c, layer)
+        self.mlp_norm = RMSNorm(c.d_model, c.norm_eps)
+        self.mlp = MLP(c.d_model, c.d_ff)
+
+    def forward(self, x, anchors, rope, cache=None):
+        x = x + self.attn(self.attn_norm(x), anchors, rope, cache)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Model(nn.Module):
+    muon_modules = ("blocks", "anchor")
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = c = config
+        self.embed = nn.Embedding(c.vocab_size, c.d_model)
+        self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.n_layer))
+        self.n_heads = c.n_head, c.n_kv_head, c.n_kv_head, c.n_head                      # of q, k, v, gate
+        self.anchor = nn.Linear(c.d_model, sum(self.n_heads) * c.d_head, bias=False)
+        self.anchor_norms = nn.ModuleDict({f"{s}_norm": RMSNorm(c.d_head, c.norm_eps) if s in c.norms else nn.Identity()
+                                           for s in "qkvg"})
+        self.final_norm = RMSNorm(c.d_model, c.norm_eps)
+        self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
+        if c.tie_embeddings:
+            self.head.weight = self.embed.weight
+        freqs = c.rope_theta ** (-torch.arange(0, c.d_head, 2, dtype=torch.float64) / c.d_head)
+        angles = torch.arange(c.max_len, dtype=torch.float64)[:, None, None] * freqs     # (max_len, 1, D/2)
+        self.register_buffer("cos", angles.cos().to(torch.get_default_dtype()), persistent=False)
+        self.register_buffer("sin", angles.sin().to(torch.get_default_dtype()), persistent=False)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self):
+        """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
+        for name, p in self.named_parameters():
+            module = f".{name}".split(".")[-2]
+            if module.endswith("norm"):
+                p.fill_(1.0)
+            elif "lambda" in name:
+                p.fill_(1.0)                                                        # gamma starts at 0.5
+            elif module == "mix_out":
+                p.zero_()
+            elif module in ("wo", "w_down", "head") and self.config.zero_init:
+                p.zero_()
+            elif module in ("embed", "anchor", "mix_in", "wq", "wk", "wv", "wo", "gate", "w_gate", "w_up", "w_down",
+                            "head"):
+                nn.init.trunc_normal_(p, std=0.02, a=-0.06, b=0.06)
+            else:
+                raise ValueError(f"init_weights does not know {name}")
+
+    def forward(self, idx, targets=None, cache=None):
+        """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.
+
+        idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
+        The loss is the mean cross-entropy in nats per token, in training mode plus z_loss * mean(logsumexp(logits)^2).
+        With targets the logits carry no gradient. ValueError if T exceeds max_len.
+        """
+        rope = self.rope(idx.size(1), cache)
+        x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
+        streams = self.anchor(x).unflatten(-1, (sum(self.n_heads), -1)).split(self.n_heads, dim=2)
+        anchors = [norm(S) for norm, S in zip(self.anchor_norms.values(), streams)]  # four of (B, T, H or K, D)
+        for block in self.blocks:
+            x = block(x, anchors, rope, cache)
+        return self.output(x, targets, cache)
+
+    def rope(self, T, cache):
+        """cos, sin (T, 1, D/2) of the next T positions."""
+        if T > self.config.max_len:
+            raise ValueError(f"{T} tokens are more than max_len {self.config.max_len}")
+        if cache is None:
+            return self.cos[:T], self.sin[:T]
+        at = cache.pos + torch.arange(T, device=cache.pos.device)
+        return self.cos[at], self.sin[at]
+
+    def output(self, x, targets, cache):
+        """Final norm, head and loss on x (B, T, C); advances the cache."""
+        logits = self.head(self.final_norm(x))                                      # (B, T, V)
+        if cache is not None:
+            cache.pos += x.size(1)
+        if targets is None:
+            return logits, None
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
+        loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
+        if self.training and self.config.z_loss:
+            loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
+        return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
+
+    @torch.no_grad()
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
+        """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
+
+        temperature 0 takes the likeliest token; top_k keeps the k likeliest (None or 0: all); ids from n_vocab on are
+        never taken. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
+        """
+        (B, T), total = idx.shape, idx.size(1) + max_new_tokens
+        if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
+            raise ValueError(f"{T} + {max_new_tokens} tokens, of top_k {top_k}: 1 + 0 to max_len {self.config.max_len}")
+        cache, new = Cache(self, B, total), idx
+        step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
+        for t in range(T, total):
+            logits, _ = (step if t > T else self.forward)(new, cache=cache)
+            scores = logits[:, -1, :n_vocab].float()                                # (B, V)
+            if top_k:
+                scores[scores < scores.topk(min(top_k, scores.size(-1))).values[:, -1:]] = -math.inf
+            p = (scores / (temperature or 1.0)).softmax(-1)
+            new = torch.multinomial(p, 1, generator=generator) if temperature else scores.argmax(-1, keepdim=True)
+            idx = torch.cat((idx, new), dim=1)
+        return idx
+
+
+if __name__ == "__main__":                      # its size, and one training step on random tokens
+    model = Model(Config(vocab_size=256, n_layer=4, n_head=4, d_model=128))
+    optimizer, idx = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(256, (4, 65))
+    model(idx[:, :-1], idx[:, 1:])[1].backward()
+    optimizer.step()
+    loss = model(idx[:, :-1], idx[:, 1:])[1]
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters; loss after a step: {loss:.4f}")

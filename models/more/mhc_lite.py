@@ -1,0 +1,306 @@
+"""mHC-lite: doubly stochastic maps without Sinkhorn's steps.   arXiv:2601.05732
+
+Every doubly stochastic matrix is a weighted mean of permutation matrices (Birkhoff and von Neumann). So mHC-lite makes
+H_res from weights of all n! permutations P_p of the streams. It is doubly stochastic exactly, without a loop:
+    H_res  =  sum_p softmax(z_res)_p P_p                        z_res: n! numbers per token instead of n^2
+All else is as in mhc.py. At the start most of the weight is on the identity.
+
+Changed from mhc.py: Config, Config.__post_init__, sinkhorn, HyperConnection.__init__, HyperConnection.maps,
+    Model.init_weights
+Equal to gpt.py when: untrained. The streams are equal then, and every reader has a norm.
+Optimizer: phi, alpha and bias go to AdamW at mix_lr, without weight decay.
+Paper and code (github.com/FFTYYY/mhc-lite): the code's H_post prefers stream k mod n at the start. Ours is 1 for all.
+"""
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+@dataclass
+class Config:
+    vocab_size: int = 50304         # size of the vocabulary (V); token ids are 0 .. vocab_size-1
+    n_layer: int = 12               # blocks (L); each is attention + MLP
+    n_head: int = 12                # query heads (H); d_head (D) = d_model / n_head
+    n_kv_head: int | None = None    # key/value heads (K), each shared by n_head / n_kv_head query heads; None: n_head
+    d_model: int = 768              # width of the residual stream (C)
+    d_ff: int | None = None         # hidden width of the SwiGLU MLP; None: 8/3 d_model rounded up to a multiple of 64
+    max_len: int = 2048             # longest sequence, in training and in generation
+    rope_theta: float = 10000.0     # base of the rotary frequencies
+    norm_eps: float = 1e-6          # added to the mean square in every RMSNorm
+    tie_embeddings: bool = False    # head and embedding share one matrix
+    z_loss: float = 0.0             # weight of mean(logsumexp(logits)^2), in training only
+    qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
+    gate: str = "none"              # gated attention: none | elementwise | headwise
+    zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
+    n_streams: int = 4              # parallel residual streams (n); the paper's expansion rate
+
+    def __post_init__(self):
+        self.n_kv_head = self.n_head if self.n_kv_head is None else self.n_kv_head
+        self.d_ff = 64 * math.ceil(self.d_model * 8 / 3 / 64) if self.d_ff is None else self.d_ff
+        if self.d_model % (2 * self.n_head) or self.n_head % self.n_kv_head:
+            raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head}, "
+                             f"and that a multiple of n_kv_head {self.n_kv_head}")
+        if self.gate not in ("none", "elementwise", "headwise"):
+            raise ValueError(f"gate must be none, elementwise or headwise, not {self.gate!r}")
+        if not 1 <= self.n_streams <= 6:
+            raise ValueError(f"n_streams must be 1 to 6, for n_streams! permutations, not {self.n_streams}")
+
+    @property
+    def d_head(self):
+        return self.d_model // self.n_head
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; statistics in fp32 or better."""
+
+    def __init__(self, dim, eps):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x):
+        y = x.to(torch.promote_types(x.dtype, torch.float32))
+        return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps) * self.weight).type_as(x)
+
+
+def apply_rope(x, cos, sin):
+    """Rotates the pairs (x[i], x[i + D/2]) of x (B, T, H, D) by the angles in cos, sin (T, 1, D/2)."""
+    x1, x2 = x.chunk(2, dim=-1)
+    return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1).type_as(x)
+
+
+def compute_dtype(weight):
+    """The dtype of products with this weight: autocast's where that is on, else the weight's."""
+    kind = weight.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+
+
+class Cache:
+    """Keys and values of every layer, (B, K, max_len, D) each; Model.forward advances `pos` (), the tokens held."""
+
+    def __init__(self, model, batch_size, max_len):
+        c, like = model.config, model.embed.weight
+        shape, kind = (batch_size, c.n_kv_head, max_len, c.d_head), dict(dtype=compute_dtype(like), device=like.device)
+        self.k = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
+        self.v = [torch.zeros(shape, **kind) for _ in range(c.n_layer)]
+        self.pos = torch.zeros((), dtype=torch.long, device=like.device)
+
+    def append(self, layer, k, v):
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, values, and their causal mask (T, max_len)."""
+        at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
+        self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
+        self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
+        seen = torch.arange(self.k[layer].size(2), device=k.device) <= at[:, None]   # (T, max_len)
+        return self.k[layer], self.v[layer], seen
+
+
+def attend(q, k, v, layer, cache):
+    """Causal attention of q (B, T, H, D) over k, v (B, T, K, D), and over what the cache holds -> (B, T, H, D)."""
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T, D)
+    gqa = q.size(1) != k.size(1)
+    if cache is None:
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
+    else:
+        k, v, seen = cache.append(layer, k, v)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=gqa)
+    return y.transpose(1, 2)
+
+
+class Attention(nn.Module):
+    def __init__(self, c, layer):
+        super().__init__()
+        self.layer, self.n_head, self.n_kv_head, self.d_head = layer, c.n_head, c.n_kv_head, c.d_head
+        self.wq = nn.Linear(c.d_model, c.n_head * c.d_head, bias=False)
+        self.wk = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False)
+        self.wv = nn.Linear(c.d_model, c.n_kv_head * c.d_head, bias=False)
+        self.wo = nn.Linear(c.n_head * c.d_head, c.d_model, bias=False)
+        self.q_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(c.d_head, c.norm_eps) if c.qk_norm else nn.Identity()
+        n_gate = {"none": 0, "elementwise": c.n_head * c.d_head, "headwise": c.n_head}[c.gate]
+        self.gate = nn.Linear(c.d_model, n_gate, bias=False) if n_gate else None
+
+    def forward(self, x, rope, cache=None):
+        B, T, _ = x.shape
+        q = self.wq(x).view(B, T, self.n_head, self.d_head)                         # (B, T, H, D)
+        k = self.wk(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
+        v = self.wv(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
+        q, k = apply_rope(self.q_norm(q), *rope), apply_rope(self.k_norm(k), *rope)
+        y = attend(q, k, v, self.layer, cache)                                      # (B, T, H, D)
+        if self.gate is not None:
+            y = y * self.gate(x).sigmoid().view(B, T, self.n_head, -1)              # times (B, T, H, D or 1)
+        return self.wo(y.reshape(B, T, -1))                                         # (B, T, C)
+
+
+class MLP(nn.Module):
+    def __init__(self, d_model, d_ff):
+        super().__init__()
+        self.w_gate = nn.Linear(d_model, d_ff, bias=False)
+        self.w_up = nn.Linear(d_model, d_ff, bias=False)
+        self.w_down = nn.Linear(d_ff, d_model, bias=False)
+
+    def forward(self, x):
+        return self.w_down(F.silu(self.w_gate(x)) * self.w_up(x))
+
+
+def mix(weights, X):
+    """sum_s weights[s] X_s: weights (B, T, n) or (n), n streams (B, T, C) -> (B, T, C), in the weights' fp32."""
+    return sum(w[..., None] * x for w, x in zip(weights.unbind(-1), X))
+
+
+def permutations(n):
+    """The n! matrices (n!, n, n) with a single one in each row and column; the identity is first."""
+    found = [[]]
+    for _ in range(n):
+        found = [[*p, s] for p in found for s in range(n) if s not in p]
+    return torch.eye(n)[torch.tensor(found)]
+
+
+class HyperConnection(nn.Module):
+    """A sublayer among n streams X_i (B, T, C): it reads one mixture of them, and writes to all of them."""
+
+    def __init__(self, c):
+        super().__init__()
+        n, self.eps = c.n_streams, c.norm_eps
+        self.register_buffer("P", permutations(n), persistent=False)
+        self.sizes = n, n, math.factorial(n)                        # numbers in z_pre, z_post, z_res
+        self.phi = nn.Parameter(torch.empty(n * c.d_model, sum(self.sizes)))
+        self.alpha = nn.Parameter(torch.empty(3))
+        self.bias = nn.Parameter(torch.empty(sum(self.sizes)))
+
+    def maps(self, X):
+        """H_pre (B, T, n), H_post (B, T, n), H_res (B, T, n, n). RN divides after the product: 8% fewer bytes."""
+        square = sum(x.type_as(self.phi).square().mean(-1, keepdim=True) for x in X) / len(X)
+        u = sum(x @ phi for x, phi in zip(X, self.phi.chunk(len(X)))) * torch.rsqrt(square + self.eps)
+        parts = zip(self.alpha.split(1), u.split(self.sizes, dim=-1), self.bias.split(self.sizes))
+        z_pre, z_post, z_res = [a * u + b for a, u, b in parts]
+        H_res = (z_res.softmax(-1)[..., None, None] * self.P).sum(-3)
+        return z_pre.sigmoid(), 2 * z_post.sigmoid(), H_res
+
+    def forward(self, X, sublayer):
+        """X_i <- sum_s H_res[i, s] X_s + H_post[i] sublayer( sum_s H_pre[s] X_s )"""
+        H_pre, H_post, H_res = self.maps(X)
+        y = sublayer(mix(H_pre, X).type_as(X[0]))                                   # (B, T, C)
+        change = H_res - torch.eye(len(X), device=y.device)         # X_i + ..: 4% fewer bytes in a training step
+        return [x + (mix(h, X) + b[..., None] * y).type_as(x)
+                for x, h, b in zip(X, change.unbind(-2), H_post.unbind(-1))]
+
+
+class Block(nn.Module):
+    def __init__(self, c, layer):
+        super().__init__()
+        self.attn_norm = RMSNorm(c.d_model, c.norm_eps)
+        self.attn = Attention(c, layer)
+        self.mlp_norm = RMSNorm(c.d_model, c.norm_eps)
+        self.mlp = MLP(c.d_model, c.d_ff)
+        self.attn_connection, self.mlp_connection = HyperConnection(c), HyperConnection(c)
+
+    def forward(self, X, rope, cache=None):
+        X = self.attn_connection(X, lambda x: self.attn(self.attn_norm(x), rope, cache))
+        return self.mlp_connection(X, lambda x: self.mlp(self.mlp_norm(x)))
+
+
+class Model(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = c = config
+        self.embed = nn.Embedding(c.vocab_size, c.d_model)
+        self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.n_layer))
+        self.final_norm = RMSNorm(c.d_model, c.norm_eps)
+        self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
+        if c.tie_embeddings:
+            self.head.weight = self.embed.weight
+        freqs = c.rope_theta ** (-torch.arange(0, c.d_head, 2, dtype=torch.float64) / c.d_head)
+        angles = torch.arange(c.max_len, dtype=torch.float64)[:, None, None] * freqs     # (max_len, 1, D/2)
+        self.register_buffer("cos", angles.cos().to(torch.get_default_dtype()), persistent=False)
+        self.register_buffer("sin", angles.sin().to(torch.get_default_dtype()), persistent=False)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self):
+        """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
+        for name, p in self.named_parameters():
+            module, last = f".{name}".split(".")[-2:]
+            if last == "bias":                  # sublayer k reads most of stream k mod n
+                k, n = 2 * int(name.split(".")[1]) + (module == "mlp_connection"), self.config.n_streams
+                p[:n], p[n:2 * n], p[2 * n:] = -1.0, 0.0, -8.0
+                p[k % n], p[2 * n] = 1.0, 0.0
+            elif last in ("phi", "alpha"):
+                p.fill_(0.0 if last == "phi" else 0.01)
+            elif module.endswith("norm"):
+                p.fill_(1.0)
+            elif module in ("wo", "w_down", "head") and self.config.zero_init:
+                p.zero_()
+            elif module in ("embed", "wq", "wk", "wv", "wo", "gate", "w_gate", "w_up", "w_down", "head"):
+                nn.init.trunc_normal_(p, std=0.02, a=-0.06, b=0.06)
+            else:
+                raise ValueError(f"init_weights does not know {name}")
+
+    def forward(self, idx, targets=None, cache=None):
+        """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.
+
+        idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
+        The loss is the mean cross-entropy in nats per token, in training mode plus z_loss * mean(logsumexp(logits)^2).
+        With targets the logits carry no gradient. ValueError if T exceeds max_len.
+        """
+        rope = self.rope(idx.size(1), cache)
+        x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
+        X = [x] * self.config.n_streams
+        for block in self.blocks:
+            X = block(X, rope, cache)
+        return self.output(sum(X), targets, cache)
+
+    def rope(self, T, cache):
+        """cos, sin (T, 1, D/2) of the next T positions."""
+        if T > self.config.max_len:
+            raise ValueError(f"{T} tokens are more than max_len {self.config.max_len}")
+        if cache is None:
+            return self.cos[:T], self.sin[:T]
+        at = cache.pos + torch.arange(T, device=cache.pos.device)
+        return self.cos[at], self.sin[at]
+
+    def output(self, x, targets, cache):
+        """Final norm, head and loss on x (B, T, C); advances the cache."""
+        logits = self.head(self.final_norm(x))                                      # (B, T, V)
+        if cache is not None:
+            cache.pos += x.size(1)
+        if targets is None:
+            return logits, None
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
+        loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
+        if self.training and self.config.z_loss:
+            loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
+        return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
+
+    @torch.no_grad()
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
+        """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
+
+        temperature 0 takes the likeliest token; top_k keeps the k likeliest (None or 0: all); ids from n_vocab on are
+        never taken. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
+        """
+        (B, T), total = idx.shape, idx.size(1) + max_new_tokens
+        if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
+            raise ValueError(f"{T} + {max_new_tokens} tokens, of top_k {top_k}: 1 + 0 to max_len {self.config.max_len}")
+        cache, new = Cache(self, B, total), idx
+        step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
+        for t in range(T, total):
+            logits, _ = (step if t > T else self.forward)(new, cache=cache)
+            scores = logits[:, -1, :n_vocab].float()                                # (B, V)
+            if top_k:
+                scores[scores < scores.topk(min(top_k, scores.size(-1))).values[:, -1:]] = -math.inf
+            p = (scores / (temperature or 1.0)).softmax(-1)
+            new = torch.multinomial(p, 1, generator=generator) if temperature else scores.argmax(-1, keepdim=True)
+            idx = torch.cat((idx, new), dim=1)
+        return idx
+
+
+if __name__ == "__main__":                      # its size, and one training step on random tokens
+    model = Model(Config(vocab_size=256, n_layer=4, n_head=4, d_model=128))
+    optimizer, idx = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(256, (4, 65))
+    model(idx[:, :-1], idx[:, 1:])[1].backward()
+    optimizer.step()
+    loss = model(idx[:, :-1], idx[:, 1:])[1]
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters; loss after a step: {loss:.4f}")

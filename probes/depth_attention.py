@@ -1,0 +1,49 @@
+"""What to watch in a trained depth_attention.py."""
+import torch
+import torch.nn.functional as F
+
+import models
+from nanodepth.record import watch
+
+
+def costs(c, T):
+    S = [-(-layer // c.stride) + 1 for layer in range(c.n_layer)]                   # values that each layer mixes
+    width, mean = c.n_kv_head * c.d_head, c.n_head * c.d_head * (c.n_head > c.n_kv_head)
+    return 0, sum((4 * s - 1) * width + mean for s in S), sum(2 * (s - 1) * width for s in S)
+
+
+def neutral(model):
+    """Nothing to set. ValueError for settings that are never the baseline's."""
+    if model.config.n_layer > 1:
+        raise ValueError("only a single layer is gpt.py's")
+
+
+def watched(model):
+    return {"q": [block.attn.q_norm for block in model.blocks], "k": [block.attn.k_norm for block in model.blocks]}
+
+
+def mixtures(model, queries, keys):
+    """What the values of each layer are made of: shares (B, T, K, L) of those that the L layers compute.
+
+    It is the model's own mixing, of unit vectors in place of values.
+    """
+    L, sources, out = len(model.blocks), [], []
+    for layer, (q, k) in enumerate(zip(queries, keys)):
+        own = F.one_hot(torch.tensor(layer, device=k.device), L).to(k).expand(*k.shape[:3], L)
+        out.append(models.module("depth_attention").depth_attention(q, [*sources, (k, own)]))
+        if model.blocks[layer].attn.is_source:
+            sources.append((k, out[-1]))
+    return out
+
+
+def stats(model, idx):
+    """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
+    seen = watch(model, idx, [part for pair in zip(*watched(model).values()) for part in pair])
+    shares = mixtures(model, seen[::2], seen[1::2])
+    return {"earlier_values": [1 - a[..., layer].mean().item() for layer, a in enumerate(shares)]}
+
+
+def value_matrix(model, record):
+    """Layer n has sum_m A[n, m] times the values that layer m computes; means over tokens and heads."""
+    shares = mixtures(model, record.outputs_of("q"), record.outputs_of("k"))
+    return {"v": torch.stack([a.mean((0, 1, 2)) for a in shares])}

@@ -1,0 +1,9 @@
+"""What is known about mhc_lite.py besides the model."""
+from math import factorial
+
+from probes.hyperconnections import depth_matrix, neutral, stats, watched  # noqa: F401
+from probes.mhc import of_maps
+
+
+def costs(c, T):
+    return of_maps(c, factorial(c.n_streams))

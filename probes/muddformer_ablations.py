@@ -1,0 +1,23 @@
+"""What is known about muddformer_ablations.py, and in a trained one what to watch: as in muddformer.py."""
+import torch
+
+from models.more.muddformer_ablations import Model
+from probes.muddformer import (
+    PICTURES, aggregates, connections, depth_matrix, numbers, observe, stats, streams, watched, wider)
+
+__all__ = ["PICTURES", "costs", "depth_matrix", "neutral", "numbers", "observe", "stats", "streams", "watched"]
+
+
+def costs(c, T):
+    with torch.device("meta"):
+        found = aggregates(Model(c)).values()
+    sizes = [(*m.a.shape, m.w2.in_features if c.dynamic else 0) for m, *_ in found]
+    parameters, flops, read = connections(c, sizes)
+    norms, more = 2 * c.n_layer * c.multiway, wider(c) if c.ffn_realloc else 0      # of keys and values
+    return parameters + c.d_model * (norms + 3 * more), flops + 6 * c.d_model * more, read
+
+
+def neutral(model):
+    """Nothing to set. ValueError for settings that are never the baseline's."""
+    if model.config.ffn_realloc:
+        raise ValueError("ffn_realloc gives the MLPs other widths than gpt.py's")

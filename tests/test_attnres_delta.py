@@ -1,0 +1,58 @@
+"""attnres_delta.py against its paper's equations in float64, arXiv:2605.18855."""
+import pytest
+import torch
+from measure import dtypes_read, extra, mixing_flops
+from reference import (  # noqa: F401  (float64: autouse)
+    GATED, add, compare, depends_on_every_parameter, float64, setup, show, sublayer,
+)
+from small import combined
+from test_attnres import read
+
+EXACT = dict(norm_eps=1e-16)            # sublayer 0 reads v_0 in the loops, as in the official code, and 2 v_0 in ours
+
+
+def delta(p, c, x):
+    """An ordinary residual stream; a sublayer reads it plus what it attends to."""
+    stream, v = x, [x]
+    for l in range(2 * c.n_layer):
+        v.append(sublayer(p, c, l + 1, add(stream, read(p, c, l, v)) if l else stream))
+        stream = add(stream, v[-1])
+    return stream
+
+
+@pytest.mark.parametrize("options", [*GATED, dict(n_layer=1)], ids=show)
+def test_equations(options):
+    compare(delta, *setup("attnres_delta", **EXACT, **options))
+
+
+def test_reference_depends_on_every_parameter():
+    depends_on_every_parameter(delta, *setup("attnres_delta", **EXACT))
+
+
+def test_costs():
+    """8 readers of 1 to 8 sources, 7 with a query; the head reads the residual sum alone. That sum is gpt's too."""
+    (parameters, flops, read), counted = extra("attnres_delta")
+    assert counted == (parameters, 2 * 7 * 8 * 64) and parameters == (2 * 4 - 1) * 64
+    assert flops == (2 * 36 + 8 + 2 * 7 * 8 + 3 * 8) * 64 and read == (36 - 8) * 64
+    counted, said = mixing_flops("attnres_delta")
+    assert counted + 2 * 7 * 8 * 192 == said + 8 * 192
+
+
+def test_states_are_bf16_under_autocast():
+    assert dtypes_read("attnres_delta") == {torch.bfloat16}
+
+
+def test_with_hyper_connections_as_docs_combine_them():
+    """One stream that keeps all, is read and written to is the residual sum: attnres_delta."""
+    model, p, c, idx, targets = setup("attnres_delta", norm_eps=1e-12)
+    mine = combined("Hyper-connections with")
+    both = mine.Model(mine.Config(**vars(c), dynamic=False, n_streams=1)).double()
+    query = model.depth_attention.query                     # of sublayers 1 .. 2L-1; sublayer 0 has one source
+    own = {key: x for key, x in model.state_dict().items() if "depth_attention" not in key}
+    with torch.no_grad():
+        missing = both.load_state_dict(own, strict=False).missing_keys
+        assert {key.split(".")[-1] for key in missing} == {"query", "static"}
+        both.blocks[0].query[1] = query[0]
+        for block, rows in zip(both.blocks[1:], query[1:].split(2)):
+            block.query.copy_(rows)
+    assert torch.allclose(both(idx)[0], model(idx)[0], rtol=0, atol=1e-9)

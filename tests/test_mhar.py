@@ -1,0 +1,55 @@
+"""mhar.py against its paper's equations in float64, arXiv:2607.27230."""
+import pytest
+import torch
+from measure import dtypes_read, extra
+from reference import (  # noqa: F401  (float64: autouse)
+    GATED, compare, depends_on_every_parameter, float64, heads, rms, setup, show, softmax, sublayer,
+)
+
+
+def read(p, c, l, v):
+    """Head i has slice i of every vector, of the query and of the normalised keys too."""
+    if l == 0:
+        return v[0]
+    w, out = heads(p["depth_attention.query"][l - 1], c.n_depth_head), []
+    for t in range(len(v[0])):
+        keys, values = ([heads(f(u[t]), c.n_depth_head) for u in v] for f in (lambda u: rms(u, c), lambda u: u))
+        slices = []
+        for i in range(c.n_depth_head):
+            alpha = softmax([torch.dot(w[i], key[i]) for key in keys])
+            slices.append(sum(a * value[i] for a, value in zip(alpha, values)))
+        out.append(torch.cat(slices))
+    return out
+
+
+def mhar(p, c, x):
+    v = [x]
+    for l in range(2 * c.n_layer):
+        v.append(sublayer(p, c, l + 1, read(p, c, l, v)))
+    return read(p, c, 2 * c.n_layer, v)
+
+
+@pytest.mark.parametrize("options", [dict(n_depth_head=n) for n in (1, 2, 32)] + GATED, ids=show)
+def test_equations(options):
+    compare(mhar, *setup("mhar", **{"n_depth_head": 8, **options}))
+
+
+def test_reference_depends_on_every_parameter():
+    depends_on_every_parameter(mhar, *setup("mhar", n_depth_head=8))
+
+
+def test_one_head_is_attnres():
+    one, _, _, idx, targets = setup("mhar", n_depth_head=1)
+    other = setup("attnres")[0]
+    other.load_state_dict(one.state_dict())
+    for a, b in zip(one(idx, targets), other(idx, targets)):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_costs_are_those_of_attnres():
+    said, counted = extra("mhar")
+    assert counted == (said[0], 2 * 8 * 9 * 64) and said == extra("attnres")[0]
+
+
+def test_states_are_bf16_under_autocast():
+    assert dtypes_read("mhar") == {torch.bfloat16}

@@ -1,0 +1,85 @@
+"""muddformer_ablations.py against the paper's equations in float64, arXiv:2502.12170, table 5 and figure 9."""
+from functools import partial
+
+import pytest
+import torch
+from measure import SMALL, dtypes_read, extra
+from reference import GATED, compare, depends_on_every_parameter, float64, own_groups, setup, show  # noqa: F401
+from settings import fitting
+from test_muddformer import muddformer
+
+import models
+
+OWN = dict(n_layer=5, d_ff=256, dynamic=True, multiway=True, streams="qkvr", ffn_realloc=True, period=1, dilation=1,
+           window=0, last_k=None)
+CASES = GATED[3:] + [dict(dynamic=False), dict(multiway=False), dict(multiway=False, dynamic=False)] + [
+    dict(streams=s) for s in ("kvr", "qvr", "qkr", "qkv", "qr")] + [
+    dict(period=2), dict(dilation=2), dict(period=2, dilation=2), dict(window=2), dict(window=1, period=3),
+    dict(last_k=2, streams="vr", ffn_realloc=False), dict(last_k=1), dict(last_k=4, period=2), dict(ffn_realloc=False),
+    dict(multiway=False, dilation=3), dict(last_k=0, multiway=False)]
+
+
+def mixed(c, i):
+    """(streams, sources) of the mixtures after block i: the head's after the last one."""
+    if i % c.period and i != c.n_layer or c.last_k is not None and i <= c.n_layer - c.last_k:
+        return "", []
+    sources = [j for j in range(i + 1) if (i - j) % c.dilation == 0]
+    if c.window:                                # the last outputs, and the embedding
+        sources = sorted({0} | {j for j in range(1, i + 1) if j > i - c.window})
+    return "r" if i == c.n_layer else [s for s in "qkvr" if s in c.streams] if c.multiway else "x", sources
+
+
+reference = partial(muddformer, mixed=mixed)
+
+
+@pytest.mark.parametrize("options", CASES, ids=show)
+def test_equations(options):
+    compare(reference, *setup("muddformer_ablations", **{**OWN, **options}))
+
+
+def test_reference_depends_on_every_parameter():
+    depends_on_every_parameter(reference, *setup("muddformer_ablations", **{**OWN, "multiway": False}))
+
+
+def test_default_is_muddformer():
+    """With the same weights, under the same names, bit for bit."""
+    mudd, _, _, idx, _ = setup("muddformer")
+    again = models.build("muddformer_ablations", **fitting("muddformer_ablations", vars(mudd.config)))
+    again.load_state_dict(mudd.state_dict())
+    assert torch.equal(again(idx)[0], mudd(idx)[0])
+
+
+def test_widths():
+    """w1 of n S, up to the next multiple of 64; after the last block 4 S; without re-allocation MLPs have d_ff."""
+    def widths(**options):
+        p = setup("muddformer_ablations", **{**OWN, "n_layer": 20, "d_ff": 24, "ffn_realloc": False, **options})[1]
+        assert {len(q) for key, q in p.items() if "w_up" in key} == {24}
+        return [len(q) for key, q in p.items() if ".w1." in key]
+    assert widths(multiway=False) == [64] * 19 + [128] and widths(streams="vr") == [64] * 19 + [128]
+    assert widths(streams="qkv") == [64] * 19 + [128] and widths(streams="qkvr") == [64] * 14 + [128] * 6
+    assert widths(window=8) == [64] * 20 and widths(period=7) == [64, 64, 128]
+
+
+@pytest.mark.parametrize("options", [
+    dict(), dict(dynamic=False, period=2), dict(streams="kv", dilation=2), dict(multiway=False, window=2),
+    dict(multiway=False, dynamic=False), dict(last_k=2, streams="vr"), dict(ffn_realloc=False, n_layer=17),
+    dict(multiway=False, n_layer=17), dict(last_k=0, multiway=False)], ids=show)
+def test_costs(options):
+    """The counter sees matrix products only, the sums over depth are 2 FLOPs for each weight and channel."""
+    (parameters, flops, read), counted = extra("muddformer_ablations", **options)
+    with torch.device("meta"):
+        model = models.build("muddformer_ablations", **{**SMALL, **options})
+    sizes = [m.a.shape for m in model.aggregate if m is not None]
+    assert (parameters, flops - sum(2 * n * S * 64 for n, S in sizes)) == counted
+    assert read == sum(S - 1 for _, S in sizes) * 64
+
+
+@pytest.mark.parametrize("options", [dict(dynamic=False), dict(streams="kv", period=2)], ids=show)
+def test_states_are_bf16_under_autocast(options):
+    assert dtypes_read("muddformer_ablations", **options) == {torch.bfloat16}
+
+
+def test_groups():
+    mixing = {f"aggregate.{key}" for key in ("a", "w1.weight", "w2.weight")}
+    assert own_groups(setup("muddformer_ablations", **OWN)[0]) == (set(), mixing)
+    assert own_groups(setup("muddformer_ablations", **{**OWN, "dynamic": False})[0]) == (set(), {"aggregate.a"})
