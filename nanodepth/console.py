@@ -101,7 +101,7 @@ class Console:
             texts["mfu"] = f"{row['mfu']:.1%}"
         self.bar.update()
         self.bar.set_postfix(texts)
-        if not self.terminal and step % max(1, self.n_steps // 20) == 0:
+        if not self.terminal and (step == self.first + 10 or step % max(1, self.n_steps // 20) == 0):
             left = self.left(time.monotonic() - self.began, step - self.first, self.n_steps - self.first)
             self.say(f"step {step:5d}/{self.n_steps} | {' | '.join(f'{name} {x}' for name, x in texts.items())} "
                      f"| {left}")

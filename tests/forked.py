@@ -49,7 +49,7 @@ class Scripts:
         self.server.stdin.close()
         self.server.wait()
 
-    def run(self, script, *words, cwd=ROOT, seconds=60, PYTHONPATH=None):
+    def run(self, script, *words, cwd=ROOT, seconds=600, PYTHONPATH=None):
         """Runs one script at a time; calls from several threads wait."""
         with self.turn:
             path = script if str(script).startswith("-m ") else str(ROOT / script)

@@ -5,7 +5,6 @@ In a copy of the repository. The file has Config and Model and nothing else: no 
 import ast
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -75,13 +74,11 @@ def changed(name):
 
 
 def run(folder, *words):
-    """(what it printed, CPU seconds)"""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    """What it printed."""
     done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=1500,
                           env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""})
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
-    return done.stdout, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return done.stdout
 
 
 @pytest.fixture
@@ -100,22 +97,20 @@ def try_out(copy, files):
     for name, source in files.items():
         (copy / "models" / f"{name}.py").write_text(source)
     for name in files:
-        printed, _ = run(copy, "train.py", "--model", name,
-                         *(word for key, value in TINY.items() for word in (f"--{key}", str(value))))
+        printed = run(copy, "train.py", "--model", name,
+                      *(word for key, value in TINY.items() for word in (f"--{key}", str(value))))
         assert re.search(r"^step +5/5 \| val ", printed, re.M), printed
-    printed, seconds = run(copy, "-m", "pytest", "-q", "-rs", "-k", "mine", "-p", "no:cacheprovider")
+    printed = run(copy, "-m", "pytest", "-q", "-rs", "-k", "mine", "-p", "no:cacheprovider")
     passed = int(re.search(r"(\d+) passed", printed)[1])
     assert passed >= 20 * len(files), printed
-    return printed, seconds
+    return printed
 
 
 def test_a_parameter_a_module_and_a_changed_mechanism(copy):
-    """Three at once, in less than a minute; the test prints the line that the first one's docstring lacks."""
+    """Three at once; the test prints the line that the first one's docstring lacks."""
     last = HOUSE[-1]
     one = replaced(with_a_parameter(), ("import math\n", "from __future__ import annotations\nimport math\n"))
-    printed, seconds = try_out(copy, {"mine": one, "mine_module": with_a_module(),
-                                      f"mine_changed_{last}": changed(last)})
-    assert seconds < 60
+    printed = try_out(copy, {"mine": one, "mine_module": with_a_module(), f"mine_changed_{last}": changed(last)})
     line = "for its docstring: Changed from gpt.py: Model.__init__, Model.init_weights, Model.forward"
     assert line in " ".join(printed.split())
 
@@ -226,10 +221,10 @@ def test_a_file_from_scratch(copy):
              for word in (f"--{key}", str(value))]
     run(copy, "train.py", "--model", "mine", "--out", "runs/a", *words)
     run(copy, "train.py", "--resume", "runs/a/before_decay")
-    printed, _ = run(copy, "bench.py", "--models", "mine", "--batch", "1", "--seq_len", "16", "--rounds", "1",
-                     "--new_tokens", "2", "--prompt", "4", "--dtype", "fp32", "--no-compile")
+    printed = run(copy, "bench.py", "--models", "mine", "--batch", "1", "--seq_len", "16", "--rounds", "1",
+                  "--new_tokens", "2", "--prompt", "4", "--dtype", "fp32", "--no-compile")
     assert re.search(r"\| `mine` ", printed)
-    printed, _ = run(copy, "-m", "pytest", "-q", "-k", "mine", "-p", "no:cacheprovider")
+    printed = run(copy, "-m", "pytest", "-q", "-k", "mine", "-p", "no:cacheprovider")
     assert re.search(r"\d\d passed", printed) and "failed" not in printed
     for words in (["sample.py", "runs/a"], ["train.py", "--model", "mine", "--sample_every", "5"]):
         done = subprocess.run([sys.executable, *words], cwd=copy, capture_output=True, text=True)
@@ -244,7 +239,7 @@ def test_options_may_be_negative_and_none(copy):
     words = [word for key, value in TINY.items() for word in (f"--{key}", str(value))]
     run(copy, "train.py", "--model", "mine", "--out", "runs/a", "--bias", "-1.5", "--tau", "0.5", *words)
     run(copy, "sample.py", "runs/a", "--max_new_tokens", "3")
-    printed, _ = run(copy, "-m", "models", "mine", "tau=0.5", "bias=-1", "n_layer=2")
+    printed = run(copy, "-m", "models", "mine", "tau=0.5", "bias=-1", "n_layer=2")
     assert "parameters (+0" in printed
 
 
