@@ -69,12 +69,12 @@ def test_dynamic_weights_against_loops(name, options):
             norm = sum(seen[source][b, t].square().sum().sqrt().item() for b in range(2) for t in range(12)) / 24
             m = sum(w) / 24
             sd = math.sqrt(sum((a - m) ** 2 for a in w) / 24)
-            assert found[str(i)]["mean"][c][j] == pytest.approx(m * norm, rel=1e-4, abs=1e-6)
-            assert found[str(i)]["sd"][c][j] == pytest.approx(sd * norm, rel=1e-3, abs=1e-6)
+            assert found[str(i)]["mean"][c][j] == pytest.approx(m * norm)
+            assert found[str(i)]["sd"][c][j] == pytest.approx(sd * norm)
 
 
 def test_small_deviations_of_weights_in_fp32():
-    model = random_model("muddformer").float()
+    model = random_model("muddformer").to(torch.float32)
     with torch.no_grad():
         weights = model.aggregate["2"].weights
         weights.w2.weight.normal_(std=2e-4)
@@ -102,6 +102,6 @@ def test_stats_against_loops(name):
     found = record.stats(name, model, tokens()[0])
     for n, A in enumerate(passed(model).outputs_of("weights")):
         rows = A.flatten(0, -2).tolist()                                            # of each token and stream
-        assert found["on_last"][n] == pytest.approx(average(row[-1] for row in rows), rel=1e-4)
-        assert found["on_earlier"][n] == pytest.approx(average(sum(map(abs, row[:-1])) for row in rows), rel=1e-4)
+        assert found["on_last"][n] == pytest.approx(average(row[-1] for row in rows))
+        assert found["on_earlier"][n] == pytest.approx(average(sum(map(abs, row[:-1])) for row in rows))
     assert n == 2

@@ -7,6 +7,7 @@ from reference import (  # noqa: F401  (float64: autouse)
 import models
 from nanodepth import record
 from nanodepth.devices import flops_per_token
+from small import near
 
 
 def affine(p, name, u):
@@ -228,7 +229,7 @@ def test_stats():
             for block, rank in zip(model.blocks, ranks, strict=True):
                 x = record.watch(model, idx, [getattr(block.attn, name.removesuffix("_rank"))])[0].double()
                 values = torch.linalg.svdvals(x).square()
-                assert rank == pytest.approx((values.sum(-1) ** 2 / values.square().sum(-1)).mean().item(), rel=1e-5)
+                near(rank, (values.sum(-1) ** 2 / values.square().sum(-1)).mean())
                 assert 1 < rank < min(x.shape[-2:])
         with torch.autocast("cpu", dtype=torch.bfloat16):
             half = record.stats("sas", model.float(), idx)
@@ -242,5 +243,5 @@ def test_stats():
         model.load_state_dict(base.state_dict(), strict=False)
         make_neutral(model)
         ranks.append(record.stats("sas", model, idx))
-    assert ranks[0]["sim_q_rank"] == pytest.approx(ranks[1]["sim_q_rank"])
-    assert ranks[0]["sim_v_rank"] == pytest.approx(ranks[1]["sim_v_rank"])
+    for name in ("sim_q_rank", "sim_v_rank"):
+        near(ranks[0][name], ranks[1][name])
