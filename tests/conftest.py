@@ -19,7 +19,7 @@ from small import data, whole  # noqa: E402, F401
 
 import models  # noqa: E402
 
-torch.set_num_threads(int(os.environ.get("TEST_THREADS", 1)))   # the tests are small: more threads would only wait
+torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))    # the tests are small: more would only wait
 
 # What `-m quick` takes: whole files, and tests whose names begin so. Besides these: all tests of a user's own model,
 # every default setting in test_models.py, and the first case of test_equations in each file.

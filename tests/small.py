@@ -53,7 +53,7 @@ def command(script, *words):
 
 def process(words, **kwargs):
     """A process of its own; most tests take the quicker scripts.run()."""
-    env = {**os.environ, "OMP_NUM_THREADS": os.environ.get("TEST_THREADS", "1")}
+    env = {"OMP_NUM_THREADS": "1", **os.environ}
     return subprocess.run(words, capture_output=True, text=True, **{"env": env, "timeout": 240, **kwargs})
 
 
@@ -111,7 +111,7 @@ def inside(*words):
 
 def start(*words):
     return subprocess.Popen(command("train.py", *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            env={**os.environ, "OMP_NUM_THREADS": os.environ.get("TEST_THREADS", "1")})
+                            env={"OMP_NUM_THREADS": "1", **os.environ})
 
 
 def combined_text(heading):

@@ -76,7 +76,7 @@ def changed(name):
 def run(folder, *words):
     """What it printed."""
     done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=1500,
-                          env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""})
+                          env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": ""})
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
     return done.stdout
 

@@ -203,7 +203,7 @@ def test_two_ranks_see_the_same_batch(data, tmp_path, more):
              str(ROOT / "train.py")]
     small = {**SMALL, "max_steps": 12, "micro_batch": 2, "model": models.names()[-1], "d_ff": 4096}     # over 1 MiB
     done = process(words + flags(**small, data=data, out=tmp_path / "two") + more,
-                   env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_LOGS": "ddp_graphs"})
+                   env={"OMP_NUM_THREADS": "1", **os.environ, "TORCH_LOGS": "ddp_graphs"})
     assert done.returncode == 0 and "ddp_graphs" not in done.stderr, done.stderr
     assert "FutureWarning" not in done.stderr, done.stderr
     assert inside(*flags(**small, data=data, out=tmp_path / "one")) == 0
