@@ -53,7 +53,7 @@ def flags(**options):
 
 def environment():
     """Of the processes: one thread, and no memory kept by MKL, which would count as train.py's."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "MKL_DISABLE_FAST_MM": "1"}
+    return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1", "MKL_DISABLE_FAST_MM": "1"}
 
 
 def start(script, *words, ranks=None, **kwargs):

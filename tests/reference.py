@@ -174,7 +174,7 @@ def block(p, c, n, xq, xk, xv, xr):
     return add(add(xr, attention(p, c, f"{at}.attn", *inputs)), mlp)
 
 
-def equal_to_transformers(name, options, theirs, state, atol):
+def equal_to_transformers(name, options, theirs, state):
     """theirs(c): their model of the same sizes; state(p, c): our parameters under the names of its state dict."""
     model, p, _, idx, targets = setup(name, OLDER, 0.2, **options)
     c = model.config
@@ -185,7 +185,7 @@ def equal_to_transformers(name, options, theirs, state, atol):
     assert unset <= ({f"{head}.weight"} if c.tie_embeddings else set())
     expected = functional_call(other, weights, (idx,)).logits
     # a key's bias changes no softmax, but through rotary positions
-    compare_logits(expected, model, p, c, idx, targets, atol, lambda key: "wk.bias" in key and "pos_embed.weight" in p)
+    compare_logits(expected, model, p, c, idx, targets, lambda key: "wk.bias" in key and "pos_embed.weight" in p)
 
 
 def per_head(p, c, at, s):
@@ -290,22 +290,22 @@ def compare(stack, model, p, c, idx, targets):
     compare_logits(reference_logits(stack, p, c, idx), model, p, c, idx, targets)
 
 
-def compare_logits(expected, model, p, c, idx, targets, atol=1e-10, without_gradient=lambda key: False):
+def compare_logits(expected, model, p, c, idx, targets, without_gradient=lambda key: False):
     """The same with the logits that another implementation makes of the parameters p."""
     logits, loss = model(idx, targets)
     loss.backward()
     expected_loss = reference_loss(expected, targets, c.z_loss)
     expected_loss.backward()
-    torch.testing.assert_close(logits, expected.detach(), rtol=0, atol=atol)
-    torch.testing.assert_close(loss, expected_loss, rtol=0, atol=atol)
+    torch.testing.assert_close(logits, expected.detach(), rtol=0, atol=1e-10)
+    torch.testing.assert_close(loss, expected_loss, rtol=0, atol=1e-10)
     for key, q in model.named_parameters():
         assert without_gradient(key) or q.grad is not None and q.grad.abs().max() > 1e-9, f"{key} has no gradient"
         assert q.grad.isfinite().all(), key
-        torch.testing.assert_close(q.grad, p[key].grad, rtol=0, atol=10 * atol,
+        torch.testing.assert_close(q.grad, p[key].grad, rtol=0, atol=1e-9,
                                    msg=lambda m, key=key: f"gradient of {key}: {m}")
     model.eval()
     with torch.no_grad():                       # no z-loss in evaluation
-        torch.testing.assert_close(model(idx, targets)[1], reference_loss(expected, targets, 0.0), rtol=0, atol=atol)
+        torch.testing.assert_close(model(idx, targets)[1], reference_loss(expected, targets, 0.0), rtol=0, atol=1e-10)
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import types
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,26 @@ SMALL = {"n_layer": 2, "d_model": 32, "n_head": 2, "d_ff": 64, "max_len": 64, "s
          "dtype": "fp32"}
 
 
+def near(found, exact, size=None, dtype=torch.float32, times=16):
+    """found, from sums in `dtype`, is the float64 result but for so many roundings of `size`; None: of the result."""
+    found, exact = (torch.as_tensor(x, dtype=torch.float64) for x in (found, exact))
+    eps = times * torch.finfo(dtype).eps
+    torch.testing.assert_close(found, exact, rtol=eps if size is None else 0, atol=0 if size is None else eps * size)
+
+
+@contextmanager
+def wide():
+    """Everything in float64: also what transformers computes in fp32 in any model, rotary tables and RMSNorms."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        for name in ("float", "float32"):
+            patch.setattr(torch, name, torch.float64)
+        yield
+    torch.set_default_dtype(before)
+
+
 def flags(**options):
     return [word for k, v in options.items() for word in ([f"--{k}"] if v is True else [f"--{k}", str(v)])]
 
@@ -32,7 +53,7 @@ def command(script, *words):
 
 def process(words, **kwargs):
     """A process of its own; most tests take the quicker scripts.run()."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    env = {"OMP_NUM_THREADS": "1", **os.environ}
     return subprocess.run(words, capture_output=True, text=True, **{"env": env, "timeout": 240, **kwargs})
 
 
@@ -90,7 +111,7 @@ def inside(*words):
 
 def start(*words):
     return subprocess.Popen(command("train.py", *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            env={**os.environ, "OMP_NUM_THREADS": "1"})
+                            env={"OMP_NUM_THREADS": "1", **os.environ})
 
 
 def combined_text(heading):

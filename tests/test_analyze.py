@@ -112,7 +112,8 @@ def test_probe(trained, tmp_path):
     for name in NAMES:
         found = json.loads((tmp_path / "o" / f"{name}.json").read_text())
         assert found["model"] == name and found["run"] == name and found["step"] == 3 and found["tokens"] == 512
-        assert found["depth_error"] < 1e-5 and len(found["entropy"]) == 2 and "maps" not in found
+        assert found["depth_error"] < 64 * torch.finfo(torch.float32).eps
+        assert len(found["entropy"]) == 2 and "maps" not in found
         maps = torch.tensor(json.loads((tmp_path / "o" / f"maps-{name}.json").read_text())["maps"])
         assert maps.shape == (2, 2, 32, 32) and torch.allclose(maps.sum(-1), torch.tensor(1.0), atol=2e-3)
     own = {picture for name in NAMES for picture in getattr(probes.find(name), "PICTURES", {})}

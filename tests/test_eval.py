@@ -14,6 +14,7 @@ import torch
 
 pytest.importorskip("lm_eval")
 
+from analysis import double  # noqa: E402, F401  (float64: autouse)
 from lm_eval.api.instance import Instance  # noqa: E402
 
 import eval as eval_py  # noqa: E402
@@ -22,6 +23,7 @@ import settings  # noqa: E402
 from forked import within  # noqa: E402
 from nanodepth import harness, runs  # noqa: E402
 from nanodepth.shards import Data  # noqa: E402
+from small import wide  # noqa: E402
 from test_models import need  # noqa: E402
 
 PAIR = models.names()[0], models.names()[-1]
@@ -50,8 +52,8 @@ def instances(kind, *arguments):
 
 
 def brute_force(model, context, continuation, seq_len):
-    """(log-likelihood, is greedy) of token lists, one token at a time, no batch, no cache, float64."""
-    model, total, greedy = model.double(), 0.0, True
+    """(log-likelihood, is greedy) of token lists, one token at a time, no batch, no cache."""
+    total, greedy = 0.0, True
     both = (context + continuation)[-(seq_len + 1):]
     for at in range(len(both) - len(continuation), len(both)):
         logp = model(torch.tensor([both[:at]]))[0][0, -1].log_softmax(-1)
@@ -81,7 +83,7 @@ def test_loglikelihood(name, tmp_path):
         lm.batch_tokens = batch_tokens
         found = lm.loglikelihood(instances("loglikelihood", *PAIRS), disable_tqdm=True)
         assert [greedy for _, greedy in found] == [greedy for _, greedy in wanted]
-        assert np.abs(np.array(found)[:, 0] - np.array(wanted)[:, 0]).max() < 1e-4
+        assert np.abs(np.array(found)[:, 0] - np.array(wanted)[:, 0]).max() < 1e-9
 
 
 def test_greedy_is_seen(tmp_path):
@@ -114,7 +116,7 @@ def test_tokens_at_the_boundary(tmp_path):
     for context, continuation, split in (("a ", "there", ([97], [258, 259])), ("a", " there", ([97], [258, 259])),
                                          ("a the", "re", ([97, 258], [259]))):
         found = lm.loglikelihood(instances("loglikelihood", (context, continuation)), disable_tqdm=True)[0]
-        assert found[0] == pytest.approx(brute_force(model, *split, 48)[0], abs=1e-4)
+        assert found[0] == pytest.approx(brute_force(model, *split, 48)[0])
 
 
 def test_rolling(tmp_path):
@@ -131,14 +133,14 @@ def test_rolling(tmp_path):
         wanted.append(total)
     found = lm.loglikelihood_rolling(instances("loglikelihood_rolling", *[(text,) for text in texts]),
                                      disable_tqdm=True)
-    assert found == pytest.approx(wanted, abs=1e-4)
+    assert found == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("name", models.names())
 def test_generate_until(name, tmp_path):
     need(name, models.module(name), "Cache")
     lm = harness.HarnessLM(save_run(tmp_path / "run", name, vocab_size=257), device="cpu")
-    model = runs.load(tmp_path / "run")[0].double()
+    model = runs.load(tmp_path / "run")[0]
 
     def greedy(text, n):
         tokens = list(text.encode())[-(48 - n):] or [256]
@@ -173,6 +175,7 @@ def test_what_cannot_be_done(tmp_path, monkeypatch):
             call()
 
 
+@wide()
 def test_the_harness_own_adapter_agrees(place, tmp_path):
     """A LlamaForCausalLM with lm_eval's adapter, and its weights in gpt.py with ours."""
     transformers = pytest.importorskip("transformers")
@@ -206,7 +209,7 @@ def test_the_harness_own_adapter_agrees(place, tmp_path):
         if kind == "generate_until":
             assert found == wanted
         else:
-            np.testing.assert_allclose(np.array(found, float), np.array(wanted, float), atol=1e-4)
+            np.testing.assert_allclose(np.array(found, float), np.array(wanted, float), atol=1e-9)
     results = []
     for lm in (ours, theirs):
         loaded = TaskManager(include_path=str(place / "tasks"), include_defaults=False).load(["small"])
@@ -259,7 +262,7 @@ def test_validation_against_loops(T, data, tmp_path):
     run = save_run(tmp_path / "run", "gpt")
     words = ["--data", str(data), "--tokens", "300", "--seq_len", str(T), "--json", str(tmp_path / "e.json")]
     assert eval_py.main([str(run), *words, "--device", "cpu"]) == 0
-    (row,), model = json.loads((tmp_path / "e.json").read_text()), runs.load(run)[0].double()
+    (row,), model = json.loads((tmp_path / "e.json").read_text()), runs.load(run)[0]
     tokens, nats, size = torch.tensor(Data(data).shards["val"][0][:301].astype(int)), 0.0, 0
     with torch.no_grad():
         for at in range(0, 300, T):
@@ -267,8 +270,8 @@ def test_validation_against_loops(T, data, tmp_path):
             logp = model(window[None, :-1])[0].log_softmax(-1)[0]
             nats -= sum(logp[i, t].item() for i, t in enumerate(window[1:].tolist()))
             size += sum(t < 256 for t in window[1:].tolist())
-    assert row["loss"] == pytest.approx(nats / 300, abs=1e-5) and row["eval_tokens"] == 300
-    assert row["bpb"] == pytest.approx(nats / math.log(2) / size, abs=1e-5)
+    assert row["loss"] == pytest.approx(nats / 300) and row["eval_tokens"] == 300
+    assert row["bpb"] == pytest.approx(nats / math.log(2) / size)
 
 
 def test_tables(place):

@@ -20,7 +20,7 @@ def test_value_matrix_makes_the_values(options):
     A = value_matrix(model, record)
     assert set(A) == {"v"} and A["v"].shape == (3, 3)
     made = torch.einsum("nm,mbthd->nbthd", A["v"].to(own.dtype), own)
-    assert (made - mixed).abs().max() < 1e-5 * mixed.abs().max()
+    assert (made - mixed).abs().max() < 1e-9 * mixed.abs().max()
 
 
 def test_picture_of_the_values():

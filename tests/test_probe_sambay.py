@@ -25,8 +25,8 @@ def test_stats_against_loops():
     gates = [block.attn.w_gate for block, kind in zip(model.blocks, mixers) if kind == "gmu"]
     for n, (layer, raw) in enumerate(zip(mambas, record.watch(model, idx, [layer.w_dt for layer in mambas]))):
         steps = [math.log1p(math.exp(x)) for x in (raw + layer.dt_bias).flatten().tolist()]
-        assert found["dt"][n] == pytest.approx(average(steps), rel=1e-4)
+        assert found["dt"][n] == pytest.approx(average(steps))
     for n, raw in enumerate(record.watch(model, idx, gates)):
         sizes = [abs(x / (1 + math.exp(-x))) for x in raw.flatten().tolist()]
-        assert found["memory_gate"][n] == pytest.approx(average(sizes), rel=1e-4)
+        assert found["memory_gate"][n] == pytest.approx(average(sizes))
     assert len(mambas) > 1 and len(gates) > 0

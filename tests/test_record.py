@@ -80,7 +80,7 @@ def test_attention_weights_are_those_of_torch(kind):
     seen = []
     with record.SeeAttention(seen.append):
         out = F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **options)
-    assert len(seen) == 1 and torch.allclose(seen[0] @ v.repeat_interleave(2, 1), out, atol=1e-6)
+    assert len(seen) == 1 and torch.allclose(seen[0] @ v.repeat_interleave(2, 1), out, rtol=0, atol=1e-12)
 
 
 def test_every_layer_and_head_is_where_it_belongs():
@@ -118,8 +118,8 @@ def test_core_features():
     shifted = points @ plane.T + torch.randn(20)                    # rank 3, a mean that is not variance
     assert record.core_features(*moments(shifted)) == 3
     assert record.core_features(*moments((points * torch.tensor([1, 0.05, 0.05])) @ plane.T)) == 1
-    cube = torch.cat((torch.eye(200), -torch.eye(200)))
-    assert record.core_features(*moments(cube)) == 198                              # 99% of 200 equal ones
+    cube = torch.cat((torch.eye(150), -torch.eye(150)))
+    assert record.core_features(*moments(cube)) == 149                              # 99% of 150 equal ones: 148.5
     assert record.core_features(*moments(torch.ones(50, 20))) == 0
 
 
@@ -163,8 +163,8 @@ def test_similarity_of_layers_and_lens_against_a_plain_forward_pass():
         assert found["layer_similarity"][i][j] == pytest.approx(sum(cos) / len(cos))
     for i, state in enumerate(states):
         logp = model.head(model.final_norm(state)).log_softmax(-1)
-        assert found["lens"][i] == pytest.approx(-logp.gather(-1, targets[..., None]).mean().item(), rel=1e-6)
-    assert found["loss"] == pytest.approx(model(idx, targets)[1].item(), rel=1e-6)
+        assert found["lens"][i] == pytest.approx(-logp.gather(-1, targets[..., None]).mean().item())
+    assert found["loss"] == pytest.approx(model(idx, targets)[1].item())
     norms = [sum(v.square().sum().sqrt().item() for v in x.flatten(0, 1)) / 24 for x in states]
     assert found["norm"] == pytest.approx(norms)
     assert found["adjacent"]["x"] == pytest.approx([found["layer_similarity"][i][i + 1] for i in range(2)])
@@ -188,7 +188,7 @@ def test_every_model_is_watched(name):
     model = random_model(name)
     found = watched(model)
     assert len(found["lens"]) == len(found["norm"]) == len(found["core_features"]) == 4
-    assert found["loss"] == pytest.approx(model(*tokens())[1].item(), rel=1e-6) and found["tokens"] == 24
+    assert found["loss"] == pytest.approx(model(*tokens())[1].item()) and found["tokens"] == 24
     if settings.belongs(name):
         assert found["depth_error"] < 1e-9
     assert (found["depth"] == {}) == (found["depth_error"] > 1e-3)                  # what is no sum is not shown as one
@@ -234,7 +234,7 @@ def test_gates_of_the_baseline(gate):
     with torch.no_grad():
         means = [block.attn.gate(block.attn_norm(x)).sigmoid().mean().item()
                  for block, x in zip(model.blocks, passed(model).hidden)]
-    assert record.stats(ROOT, model, idx) == {"gate": pytest.approx(means, rel=1e-5)}
+    assert record.stats(ROOT, model, idx) == {"gate": pytest.approx(means)}
     assert numbers(random_model(ROOT))["gate"] is None and record.stats(ROOT, random_model(ROOT), idx) == {}
 
 

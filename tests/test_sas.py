@@ -10,6 +10,7 @@ import muon
 import probes
 from nanodepth import record
 from nanodepth.devices import flops_per_token
+from small import near
 
 
 def relu(u):
@@ -183,5 +184,5 @@ def test_stats():
         model.load_state_dict(base.state_dict(), strict=False)
         probes.of("sas", "neutral")(model)
         ranks.append(record.stats("sas", model, idx))
-    assert ranks[0]["sim_q_rank"] == pytest.approx(ranks[1]["sim_q_rank"])
-    assert ranks[0]["sim_v_rank"] == pytest.approx(ranks[1]["sim_v_rank"])
+    for name in ("sim_q_rank", "sim_v_rank"):
+        near(ranks[0][name], ranks[1][name])

@@ -101,7 +101,7 @@ def test_ranks_share_the_validation(data):
 
 def test_bits_per_byte_are_over_bytes():
     """At the start the head is 0: every target costs log 5 nats; ids 0, 1 and 4 stand for 3, 2 and 0 bytes."""
-    model = models.build("gpt", vocab_size=5, n_layer=1, n_head=1, d_model=16)
+    model = models.build("gpt", vocab_size=5, n_layer=1, n_head=1, d_model=16).double()
     idx, targets = torch.zeros(1, 4, dtype=torch.long), torch.tensor([[0, 1, 4, -1]])
     found = scoring.evaluate(model, [(idx, targets)], np.array([3, 2, 1, 1, 0]))
     assert found["bpb"] == pytest.approx(3 * math.log2(5) / 5) and found["eval_tokens"] == 3
