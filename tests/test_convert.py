@@ -11,6 +11,7 @@ from nanodepth import runs
 from published import (
     FIRST, GPT2, IDX, LLAMA, NO_NORM, PYTHIA, QK_NORM, QWEN3, RES, gpt2, gpt2_logits, llama, llama_logits, mudd,
     mudd_logits, obpm, obpm_logits, pythia, pythia_logits, qwen3, save, trained)
+from small import wide
 
 
 @pytest.fixture

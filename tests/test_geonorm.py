@@ -10,6 +10,7 @@ from reference import (  # noqa: F401  (float64: autouse)
 
 import models
 from nanodepth import record
+from small import near
 
 
 def bounded(theta, seen):
@@ -110,8 +111,7 @@ def test_bounds():
 def test_no_output_is_the_identity_and_its_derivative_is_the_projection(dtype):
     x = stream_and_output(1.0, dtype)[0][:1, :1].requires_grad_()
     zero, found = torch.zeros_like(x), step(1.5, dtype=dtype, layer=8)
-    assert torch.allclose(found(x, zero), x, rtol=1e-6 if dtype == torch.float32 else 1e-14, atol=0)
-    tolerance = dict(rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-10)
+    near(found(x, zero), x, dtype=dtype)
     by_x, by_g = torch.autograd.functional.jacobian(found, (x, zero))
     e = x.detach().double().flatten() / x.detach().double().norm()
     near(by_g.view(48, 48), 1.5 / 3 * (torch.eye(48) - torch.outer(e, e)), size=1, dtype=dtype)

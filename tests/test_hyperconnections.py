@@ -12,7 +12,6 @@ from reference import COMMON, compare, float64, own_groups, setup, sublayer  # n
 import models
 import probes
 from nanodepth.devices import flops_per_token
-from small import near
 
 NAMES = ("hyperconnections", "mhc", "mhc_lite")
 OWN = dict(n_streams=3, dynamic=True)

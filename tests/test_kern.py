@@ -13,6 +13,7 @@ import probes
 from nanodepth import record
 from nanodepth.devices import flops_per_token
 from nanodepth.presets import PRESETS
+from small import near
 
 kern_file = models.module("kern")
 

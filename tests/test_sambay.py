@@ -12,7 +12,6 @@ import models
 import probes
 from nanodepth import record
 from nanodepth.devices import flops_per_token
-from small import near
 
 sambay = models.module("sambay")
 
