@@ -131,6 +131,7 @@ def test_sinkhorn_of_any_size_is_finite_in_fp32(size):
         assert (wide - narrow).abs().max() < 1e-6 * size
 
 
+@pytest.mark.full
 def test_compiled_gradients():
     """With inductor and several maps: the memory of one must not be reused before its backward."""
     model, found = setup("mhc", **{**OWN, "sinkhorn_steps": 1})[0], []
