@@ -19,6 +19,7 @@ def generated(run, prompt, n, seed, **choice):
     model, tokenizer, _ = nanodepth.load(run)
     idx = torch.tensor([[tokenizer.eot_token, *tokenizer.encode_ordinary(prompt)]])
     generator = torch.Generator().manual_seed(seed)
+    choice = {"n_vocab": tokenizer.n_vocab, **choice}
     tokens = model.generate(idx, n, choice.pop("temperature", 0.8), generator=generator, **choice)[0, 1:].tolist()
     tokens = tokens[:tokens.index(tokenizer.eot_token)] if tokenizer.eot_token in tokens else tokens
     return tokenizer.decode([t for t in tokens if t < 257])

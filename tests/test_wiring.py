@@ -56,7 +56,7 @@ def test_options_reach_the_optimizers(data, tmp_path, monkeypatch, capsys):
         assert group["lr"] == pytest.approx(group["peak_lr"] * scale)
     assert matrices["momentum"] == pytest.approx(muon.momentum_at(11, 12)) != 0.95
     assert norms == pytest.approx([0.01] * 12, rel=1e-3)
-    flops = 3 * flops_per_token(models.build(name, vocab_size=257, **SIZE), 16)
+    flops = 3 * flops_per_token(models.build(name, vocab_size=320, **SIZE), 16)
     for row in rows(tmp_path / "a"):
         assert row["grad_norm"] > 0.01 and row["tok_s"] == pytest.approx(256 / row["ms"] * 1000)
         assert row["mfu"] == pytest.approx(row["tok_s"] * flops / 1e9)
