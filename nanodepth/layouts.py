@@ -145,7 +145,7 @@ def exoformer_norms(args, tensors, external):
 
 
 def muddformer(config, tensors):
-    """MUDDFormer: w1, w3, w2 of the MLP are gate, up and down. Its first block has one norm for q, k and v, ours three."""
+    """MUDDFormer: w1, w3, w2 of the MLP are gate, up and down; its first block has one norm for q, k, v, ours three."""
     need(config, model_type="muddformer", dense=True, dynamic_dense=True, dense_type="qkvr", sepln=True,
          tie_word_embeddings=False)
     depth, d, n_head = layers(config, "n_layer", tensors), setting(config, "dim", int), setting(config, "n_head", int)

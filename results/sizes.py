@@ -1,4 +1,4 @@
-"""Lines, parameters and FLOPs of every model: python results/sizes.py writes sizes.md beside it, and README's columns."""
+"""Lines, parameters and FLOPs of every model: python results/sizes.py writes sizes.md and README's column."""
 import ast
 import difflib
 import re

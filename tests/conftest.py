@@ -25,20 +25,25 @@ torch.set_num_threads(int(os.environ.get("TEST_THREADS", 1)))   # the tests are 
 # every default setting in test_models.py, and the first case of test_equations in each file.
 QUICK = {
     "test_copies": [""], "test_names": [""], "test_muon": [""],
-    "test_compile": ["test_one_graph[gpt]", "test_one_graph_to_decode[gpt]"],
+    "test_compile": ["test_one_graph_forward_and_backward[gpt-default]", "test_one_graph_to_decode[gpt]"],
     "test_gpt": ["test_initial_values"],
     "test_train": ["test_log_and_run_folder", "test_lr_schedules", "test_every_model_learns_and_resumes[gpt]",
                    "test_what_must_not_change_the_losses", "test_a_few_steps_are_all_warm_up"],
     "test_shards": [""], "test_tokenizers": ["test_tokenizers"], "test_texts": ["test_documents"],
 }
 
-# What only --full runs. Of a test over all models the default run keeps every fifth model, and a user's own.
+# What only --full runs. Of a test over all models the default run keeps every sixth model, and a user's own.
 SLOW = {
     "test_bench": ["test_compiled"],
-    "test_compile": ["test_forward_and_backward", "test_one_graph_to_decode"],
+    "test_compile": ["test_one_graph"],
+    "test_kern": ["test_compiled_in_bf16_and_fp32"],
+    "test_models": ["test_the_final_norm_is_one"],
+    "test_rooms": ["test_every_module_can_be_imported_first"],
+    "test_sambay": ["test_every_mixer_is_one_graph"],
     "test_endurance": ["test_ranks", "test_fuzz", "test_full_disk", "test_a_lost_rank"],
-    "test_train": ["test_self_report", "test_a_model_file_runs_alone", "test_every_model_learns_and_resumes"],
-    "test_eval": ["test_generate_until", "test_no_network"],
+    "test_train": ["test_self_report", "test_a_model_file_runs_alone", "test_every_model_learns_and_resumes",
+                   "test_deterministic"],
+    "test_eval": ["test_generate_until", "test_no_network", "test_loglikelihood"],
 }
 
 
@@ -80,9 +85,12 @@ def begins(item, table):
 
 
 def is_slow(item):
+    """Also the generic tests of the options of models/more/: their default settings and their own tests are not."""
     name = model_of(item)
-    kept = name and (name in models.names()[::5] or not settings.belongs(name))
-    return item.get_closest_marker("full") or begins(item, SLOW) and not kept
+    kept = name and (name in models.names()[::6] or not settings.belongs(name))
+    options = item.path.stem == "test_models" and name and models.path(name).startswith("models/more/") and (
+        item.callspec.params.get("options"))
+    return item.get_closest_marker("full") or (options or begins(item, SLOW)) and not kept
 
 
 def is_quick(item):

@@ -12,7 +12,7 @@ SMALL = dict(vocab_size=31, n_layer=4, n_head=4, n_kv_head=2, d_model=64, d_ff=1
 
 
 def extra(name, **options):
-    """(costs() of the model's probes, the counted (parameters, FLOPs of matrix products)), both above the baseline's."""
+    """(costs() of the model's probes, the counted (parameters, FLOPs of matrix products)), above the baseline's."""
     with torch.device("meta"):
         model, base = models.build(name, **{**SMALL, **options}), models.module(models.baseline(name))
         shared = {f.name: getattr(model.config, f.name) for f in fields(base.Config) if hasattr(model.config, f.name)}

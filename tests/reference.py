@@ -280,8 +280,8 @@ def setup(name, common=COMMON, std=0.3, **options):
         for key, q in model.named_parameters():
             q.normal_(mean=1.0 if key.endswith("norm.weight") else 0.0, std=std)
     p = {key: q.detach().clone().requires_grad_() for key, q in model.named_parameters()}
-    idx, targets = torch.randint(29, (2, 2, 6))
-    targets[0, 2] = targets[1, 0] = targets[1, 5] = -1
+    idx, targets = torch.randint(29, (2, 2, 7))
+    targets[0, 2] = targets[1, 0] = targets[1, 6] = -1
     return model, p, SimpleNamespace(**config), idx, targets
 
 

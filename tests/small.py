@@ -34,6 +34,7 @@ def near(found, exact, size=None, dtype=torch.float32, times=16):
 def wide():
     """Everything in float64: also what transformers computes in fp32 in any model, rotary tables and RMSNorms."""
     before = torch.get_default_dtype()
+    pytest.importorskip("safetensors.torch")                    # it has tables of dtypes, which are made once
     torch.set_default_dtype(torch.float64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "float", torch.Tensor.double)

@@ -1,8 +1,7 @@
 """torch.compile: one graph in forward and backward, one for the decoding step, and the numbers of eager execution.
 
-Every model becomes one graph. A fifth of them also through aot_eager, which traces forward and backward as inductor
-does and runs the graphs without generating code; test_train.py compiles a run with inductor. With `--full` all settings
-by aot_eager, and every model with inductor.
+By aot_eager, which traces forward and backward as inductor does and runs the graphs without generating code: every
+sixth model, with `--full` all settings of all. test_train.py compiles a run with inductor; `--full` every model.
 """
 import pytest
 import torch
@@ -48,13 +47,8 @@ def compare(name, options, backend):
     assert not any("_orig_mod" in key for key in model.state_dict())
 
 
-@every_model
-def test_one_graph(name):
-    compare(name, {}, "eager")
-
-
 @pytest.mark.parametrize("name, options", AOT, ids=show)
-def test_forward_and_backward(name, options):
+def test_one_graph_forward_and_backward(name, options):
     compare(name, options, "aot_eager")
 
 

@@ -1,4 +1,4 @@
-"""DenseFormer (arXiv:2402.02622): its equations in float64, its counts, and the static single mixture of muddformer_ablations.py."""
+"""DenseFormer (arXiv:2402.02622): its equations in float64, its counts, and muddformer_ablations' static mixture."""
 import pytest
 import torch
 from measure import dtypes_read, extra

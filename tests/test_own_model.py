@@ -103,11 +103,10 @@ def try_out(copy, files):
     return printed
 
 
-def test_a_parameter_and_a_changed_mechanism(copy):
-    """Two at once; the test prints the line that the first one's docstring lacks."""
-    last = HOUSE[-1]
+def test_a_parameter(copy):
+    """The test prints the line that the file's docstring lacks."""
     one = replaced(with_a_parameter(), ("import math\n", "from __future__ import annotations\nimport math\n"))
-    printed = try_out(copy, {"mine": one, f"mine_changed_{last}": changed(last)})
+    printed = try_out(copy, {"mine": one})
     line = "for its docstring: Changed from gpt.py: Model.__init__, Model.init_weights, Model.forward"
     assert line in " ".join(printed.split())
 

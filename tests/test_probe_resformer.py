@@ -12,7 +12,8 @@ def test_depth_matrix_makes_every_input_from_the_outputs():
     check_depth("resformer")
 
 
-@pytest.mark.parametrize("options", [{}, dict(value_mix="learnable"), dict(value_mix="identity"), dict(last_k=1)], ids=str)
+@pytest.mark.parametrize("options", [
+    {}, dict(value_mix="learnable"), dict(value_mix="identity"), dict(last_k=1)], ids=str)
 @torch.no_grad()
 def test_value_matrix_makes_the_values(options):
     model = random_model("resformer", **options)

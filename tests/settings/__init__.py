@@ -6,7 +6,8 @@ BAD       dicts of options that Config refuses
 ROUNDING  largest difference that a later token may make to earlier logits in float64; without it none, in fp32
 CHANGED   (text, its replacement) in the model's file, which then has another mechanism: for test_own_model.py
 ROUNDED_DECAY  True where a gradient is only rounding, whose signs decide on cautious weight decay: ranks without it
-COMPILED  dicts of options with which a run is compiled with inductor in test_train.py; `--full` compiles every model
+LINES     most lines of code that may differ from the parent, if not 55 (core) or 120 (models/more/)
+NO_DEPTH_MATRIX  True where what a sublayer reads is no weighted sum of outputs
 
 A model in README's table belongs to the repository and is held to all of its habits. Any other is somebody's own: what
 it does not have (a cache, a final_norm) is skipped, and its docstring may leave its changes unsaid.

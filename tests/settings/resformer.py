@@ -8,5 +8,4 @@ NEUTRAL = [
 BAD = [
     dict(value_mix="constant"), dict(last_k=3),
 ]
-COMPILED = [dict()]
 CHANGED = ("self.logits.softmax(0)", "self.logits.sigmoid()")
