@@ -2,7 +2,7 @@
 
     python bench.py                                               every model, at a shape for two CPU cores
     python bench.py --preset exo-450m --batch 16                  a paper's shape
-    python bench.py --models muddformer attnres_block      some models, with options of theirs
+    python bench.py --models muddformer attnres_block:block_size=8    some models, with options of theirs
     python bench.py --models muddformer --profile trace.json      where one model's step spends its time
     python bench.py --bytes                                       also the bytes that the compiled kernels move
     python bench.py --models sambay --decode 1024 8192 32768      decoding after long contexts, and what the cache holds

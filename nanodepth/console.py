@@ -29,6 +29,7 @@ class Console:
 
     def __init__(self, run, n_steps):
         self.silent, self.n_steps, self.first, self.began = not run.writes, n_steps, run.start, time.monotonic()
+        self.spent = 0.0
         self.terminal, self.signals = not self.silent and sys.stderr.isatty(), []
         self.bar = tqdm(total=n_steps, initial=run.start, unit="step", disable=not self.terminal)
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -101,12 +102,14 @@ class Console:
         texts = {"loss": f"{row['loss']:.4f}", "lr": f"{row['lr']:.2e}", "tok/s": f"{row['tok_s']:,.0f}"}
         if "mfu" in row:
             texts["mfu"] = f"{row['mfu']:.1%}"
+        self.spent += row["ms"] / 1000                                      # in steps, not in validations
         self.bar.update()
         self.bar.set_postfix(texts)
         if not self.terminal and (step == self.first + 10 or step % max(1, self.n_steps // 20) == 0):
-            left = self.left(time.monotonic() - self.began, step - self.first, self.n_steps - self.first)
+            left = self.spent / (step - self.first) * (self.n_steps - step)
             self.say(f"step {step:5d}/{self.n_steps} | {' | '.join(f'{name} {x}' for name, x in texts.items())} "
-                     f"| {left}")
+                     f"| {tqdm.format_interval(time.monotonic() - self.began)} elapsed, "
+                     f"about {tqdm.format_interval(left)} left")
 
     def sample(self, model, tokenizer):
         """A text that the model begins by itself; the random numbers of training are not touched."""

@@ -21,7 +21,7 @@ SYSTEMS = {                                     # name in the table: model and o
     "gpt (RoPE)": "gpt", "RoPE + DAPE": "dape position=rope",
     "NoPE": "dape position=none kernel=0", "NoPE + DAPE": "dape position=none",
     "ALiBi": "dape position=alibi kernel=0", "ALiBi + DAPE": "dape position=alibi",
-    "Kerple": "dape kernel=0", "Kerple + DAPE": "dape", "Kerple + DAPE along heads": "dape conv=heads"}
+    "Kerple": "dape kernel=0", "Kerple + DAPE": "dape"}
 SHAPE = dict(n_layer=8, d_model=128, n_head=4, batch_tokens=2048, warmup_steps=30, eval_tokens=65536, muon_lr=0.005,
              adamw_lr=0.024)
 TIMES = (1, 2, 4)
