@@ -2,6 +2,7 @@
 import os
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -37,10 +38,11 @@ SLOW = {
     "test_bench": ["test_compiled"],
     "test_compile": ["test_one_graph"],
     "test_kern": ["test_compiled_in_bf16_and_fp32"],
-    "test_models": ["test_the_final_norm_is_one"],
+    "test_models": ["test_the_final_norm_is_one", "test_generate"],
     "test_rooms": ["test_every_module_can_be_imported_first"],
     "test_sambay": ["test_every_mixer_is_one_graph"],
-    "test_endurance": ["test_ranks", "test_fuzz", "test_full_disk", "test_a_lost_rank"],
+    "test_endurance": ["test_ranks", "test_fuzz", "test_full_disk", "test_a_lost_rank",
+                       "test_two_processes"],
     "test_train": ["test_self_report", "test_a_model_file_runs_alone", "test_every_model_learns_and_resumes",
                    "test_deterministic"],
     "test_eval": ["test_generate_until", "test_no_network", "test_loglikelihood"],
@@ -85,7 +87,7 @@ def begins(item, table):
 
 
 def is_slow(item):
-    """Also the generic tests of the options of models/more/: their default settings and their own tests are not."""
+    """Also generic tests of the options of models/more/, and all but a few of the cases of their equations."""
     name = model_of(item)
     kept = name and (name in models.names()[::6] or not settings.belongs(name))
     options = item.path.stem == "test_models" and name and models.path(name).startswith("models/more/") and (
@@ -99,13 +101,25 @@ def is_quick(item):
     return own or of_models and not (name and item.callspec.params.get("options")) or begins(item, QUICK)
 
 
+def later_cases(items):
+    """Of the equations of each model in models/more/, all cases but the first four."""
+    count = Counter()
+    for item in items:
+        name = item.path.stem.removeprefix("test_")
+        if item.name.startswith("test_equations") and name in models.names() and "/more/" in models.path(name):
+            count[item.path] += 1
+            if count[item.path] > 4:
+                yield item
+
+
 def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
     compared = set()                    # files of which the first equation is quick already
+    later = set(later_cases(items))
     for item in items:
         equation = item.name.startswith("test_equations") and item.path not in compared
         compared |= {item.path} if equation else set()
-        if is_slow(item):
+        if is_slow(item) or item in later:
             item.add_marker(pytest.mark.full)
             if not config.getoption("--full"):
                 item.add_marker(pytest.mark.skip(reason="slow: --full runs it"))

@@ -18,9 +18,11 @@ import probes
 from nanodepth import record, runs
 from nanodepth.shards import run_data
 
-# the baseline, and every model whose probes file draws something
-DRAWN = [name for name in models.names() if any(hasattr(probes.find(name), what) for what in ("PICTURES", "panels"))]
-NAMES = [ROOT, *(name for name in DRAWN if name != ROOT)]
+# the baseline, and a model for each function that draws something
+DRAWN = {draw: name for name in reversed(models.names()) for what in ("PICTURES", "panels")
+         for draw in [getattr(probes.find(name), what, None)] if draw for draw in (
+             draw.values() if isinstance(draw, dict) else [draw])}
+NAMES = list(dict.fromkeys([ROOT, *DRAWN.values()]))
 SMALL = ("--data data --n_layer 2 --d_model 32 --n_head 2 --d_ff 64 --max_len 64 --seq_len 32 --batch_tokens 64 "
          "--max_steps 3 --warmup_steps 1 --eval_every 1 --eval_tokens 128 --device cpu --dtype fp32").split()
 

@@ -36,7 +36,7 @@ def test_peak_memory_counts_what_a_step_allocates():
 
 
 FIRST, SECOND = [name for name in models.names() if probes.of(name, "costs")][:2]
-SOME = models.names()[::5]
+SOME = models.names()[::9]
 SMALL = ("--n_layer 4 --d_model 32 --n_head 2 --vocab_size 50 --seq_len 16 --batch 2 --rounds 2 --prompt 4 "
          "--new_tokens 3 --device cpu").split()
 

@@ -97,7 +97,8 @@ def try_out(copy, files):
         printed = run(copy, "train.py", "--model", name,
                       *(word for key, value in TINY.items() for word in (f"--{key}", str(value))))
         assert re.search(r"^step +5/5 \| val ", printed, re.M), printed
-    printed = run(copy, "-m", "pytest", "-q", "-rs", "-k", "mine", "-p", "no:cacheprovider")
+    tests = [f"tests/test_{name}.py" for name in ("models", "copies", "compile", "train", "record")]    # of all models
+    printed = run(copy, "-m", "pytest", "-q", "-rs", "-k", "mine", "-p", "no:cacheprovider", *tests)
     passed = int(re.search(r"(\d+) passed", printed)[1])
     assert passed >= 20 * len(files), printed
     return printed

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from dataclasses import fields
+from functools import partialmethod
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -183,7 +184,10 @@ def test_logged_loss_is_what_is_optimised(data, tmp_path):
     near(vals(tmp_path / "z")[0][1], plain)
 
 
-def test_compiled_run(data, tmp_path):
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
+def test_compiled_run(data, tmp_path, backend, monkeypatch):
+    """aot_eager runs the graphs that inductor makes code of."""
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend=backend))
     small = {**SMALL, "max_steps": 3, "n_layer": 1, "eval_every": 3}
     counters = torch._dynamo.utils.counters
     torch._dynamo.reset(), counters.clear()
