@@ -1,8 +1,8 @@
 """Attention Residuals: each sublayer attends over the outputs of all earlier sublayers.   arXiv:2603.15031
 
 In gpt.py a sublayer reads the sum of all earlier outputs. Here it reads a weighted mean of them: a softmax over depth
-decides, for each token, how much of each output it takes. The sublayers l = 0 .. 2L-1 are attention and MLP in turn,
-v_0 is the embedding, v_{l+1} is the output of sublayer l, and the head is reader 2L:
+decides, for each token, how much of each output it takes. Reader l is sublayer l = 0 .. 2L-1, attention and MLP in
+turn, or the head (l = 2L). v_0 is the embedding, v_{l+1} is the output of sublayer l:
     h_l     = sum_{s<=l} alpha_{l,s} v_s,     alpha_{l,.} = softmax_s( w_l . RN(v_s) )
     v_{l+1} = sublayer_l( norm(h_l) )
 w_l (C,) is learned, row l - 1 of `query`; RN is an RMSNorm without gain. There is no w_0: reader 0 has one source, and

@@ -1,11 +1,11 @@
 """Block Attention Residuals: attention over the sums of whole blocks of sublayers.   arXiv:2603.15031
 
-In attnres.py reader l attends over all l + 1 outputs. Here the outputs of n = block_size sublayers in turn are summed
-up, as in a residual stream, and a reader attends over the embedding, the sums of the finished blocks and the sum of its
-own block so far. With v_l and w_l as in attnres.py:
+In attnres.py reader l attends over all l + 1 outputs. Here the outputs of n = block_size sublayers in turn (the paper's
+block, not the class) are summed up, as in a residual stream. A reader attends over the embedding, the sums of finished
+blocks and, unless it is the first of its block, the sum of its own so far. With v_l and w_l as in attnres.py:
     b_l = v_l      for the embedding (l = 0) and for the first sublayer of a block, else  b_{l-1} + v_l
     h_l = sum_s alpha_{l,s} b_s,     alpha_{l,.} = softmax_s( w_l . RN(b_s) )      over s = 0, n, 2n, .. below l, and l
-About 8 blocks keep most of the gain of the full form, its authors find.
+Its authors find that about 8 blocks keep most of the gain of the full form.
 
 Changed from attnres.py: Config, Config.__post_init__, DepthAttention, DepthAttention.__init__, DepthAttention.forward
 Equal to gpt.py when: all queries are zero, as they are at the start, up to norm_eps.

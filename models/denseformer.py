@@ -3,17 +3,17 @@
 In gpt.py a block reads the output X_{i-1} of the block before it. Here it reads Y_{i-1}, a weighted sum of all outputs
 so far. The weights are learned, one number per pair of depths, the same for all tokens and channels. For i = 1 .. L:
     X_i = block_i(Y_{i-1}),     Y_0 = X_0 = embedding
-    Y_i = sum_{j in S_i} alpha_{ij} X_j  if i % period == 0, else X_i,     S_i = {0 <= j <= i: j = i modulo dilation}
+    Y_i = sum_{j in S_i} alpha_{ij} X_j  if i % period == 0, else X_i,     S_i = {0 <= j <= i: dilation divides i - j}
 The sums run over the outputs X_j, never over the averages Y_j. The head reads Y_L.
 Options, which the paper writes as dilation x period:
-    dilation    a sum reads every k-th output, back from the newest
-    period      a sum after every p-th block
+    dilation    each sum reads every dilation-th output, back from the newest
+    period      one sum after every period-th block
     1x1 is the full form. The paper recommends 4x5 for speed
 
 Changed from gpt.py: Config, Config.__post_init__, Model.__init__, Model.init_weights, Model.forward
 Equal to gpt.py when: alpha_{ij} = 1 for j = i and 0 for j < i, as at the start.
-Optimizer: alpha goes to AdamW at mix_lr, without weight decay. The authors' script decays it, which pulls it towards 0
-    instead of the identity.
+Optimizer: alpha goes to AdamW at mix_lr, without weight decay. The authors' script decays it, also the 1 of X_i,
+    towards 0.
 """
 import math
 from dataclasses import dataclass

@@ -5,13 +5,13 @@ multiplied by a gamma, a number between 0 and 1 that a small MLP makes for every
 input x (Eq. 6, 7):
     gamma_n = sigmoid( gelu(x W_1) W_2 + b )                        (W_1 is `mix_in`, of width 16; W_2, b are `mix_out`)
     S_n  <-  gamma_anchor_n * lambda_anchor_n * norm_S(S_anc) + gamma_self_n * lambda_self_n * S_n
-W_2 and b start at zero, so that every gamma starts at 1/2, and the lambdas at 1: the model starts as exoformer.py does.
-`granularity` and `norms` are as there.
+W_2 and b start at zero, so every gamma starts at 1/2. The lambdas start at 1. So it starts as exoformer.py does, whose
+`granularity` and `norms` it has.
 
 Changed from exoformer.py: MixedLinear, MixedLinear.forward, Attention.__init__, Attention.forward, Model.init_weights
 Equal to gpt.py when: gate="elementwise" there, lambda_anchor = 0, lambda_self = 2 and every gamma = 1/2.
 Optimizer: W_anc, W_1 and W_2 go to Muon, as in the authors' code; b goes to AdamW at adamw_lr, the lambdas at mix_lr.
-Paper and code (github.com/jon123boss/ExoFormer): in the code a later init of all matrices overwrites W_2's zeros.
+Paper and code (github.com/jon123boss/ExoFormer): the code means to start W_2 at zero, but a later init overwrites it.
 """
 import math
 from dataclasses import dataclass

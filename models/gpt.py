@@ -7,7 +7,7 @@ A decoder-only Transformer++ (pre-norm, rotary positions, SwiGLU, no biases) on 
     logits = head( norm(x) )
 With gate="elementwise" or "headwise" it is Gated Attention (arXiv:2505.06708, position G1):
     attention output <- attention output * sigmoid(gate(norm(x))),   before wo
-Other papers' baselines are settings of it, see nanodepth/presets.py. Documents in one window attend to each other.
+The baselines of other papers are settings of it: nanodepth/presets.py. Documents in one window attend to each other.
 """
 import math
 from dataclasses import dataclass

@@ -5,13 +5,13 @@ sum to one, as do those of any product of them. A token's maps are made from all
     z  =  alpha * ( RN(X_1 .. X_n) phi ) + bias                 RN: RMSNorm over all n C numbers, without gain
     H_pre = sigmoid(z_pre),   H_post = 2 sigmoid(z_post),   H_res = sinkhorn(z_res)
 At the start phi = 0. H_pre prefers stream k mod n, H_post is 1, and H_res is close to the identity. The first H_res
-mixes equal streams, and the last keeps the sum that the head reads: both change nothing, and get no true gradient.
+mixes equal streams, and the last keeps the sum that the head reads: their gradients are only rounding errors.
 
 Changed from hyperconnections.py: Config, Config.__post_init__, HyperConnection.__init__, HyperConnection.maps,
     Model.init_weights
 Equal to gpt.py when: untrained. The streams are equal then, and every reader has a norm.
 Optimizer: phi, alpha and bias go to AdamW at mix_lr, without weight decay.
-Paper and code: the paper does not say how phi and bias start. We do as github.com/FFTYYY/mhc-lite, but for H_post = 1.
+Paper and code: the paper does not say how phi and bias start. We start as github.com/FFTYYY/mhc-lite, but for H_post.
 """
 import math
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 In gpt.py the last output X_i is all that a block reads. Here a block has four inputs: for its queries, its keys, its
 values and the residual. Each is a sum of all outputs so far, weighted by numbers that are made from X_i for each token.
-X_0 is the embedding, X_j the output of block j. After block i = 1 .. L (Eq. 5 to 8):
+X_0 is the embedding, X_j the output of block j. After block i = 1 .. L, for block i + 1 (Eq. 5 to 8):
     A_i     = gelu( RN(X_i) w1_i ) w2_i + a_i       (B, T, n, S): n = 4 streams, S = i + 1 sources; RN: RMSNorm, no gain
     X^c     = sum_{j=0..i} A_i[c, j] X_j            for the streams c = q, k, v, r
     x       = X^r + attn( q_in_norm(X^q), k_in_norm(X^k), v_in_norm(X^v) )
@@ -14,7 +14,7 @@ pre_post_norm (section 2.5, for deep models): X^c = X_i + post_norms_c( sum_j A_
 Changed from gpt.py: Config, Config.__post_init__, Attention.forward, Block.__init__, Block.forward, Model.__init__,
     Model.init_weights, Model.forward
 Optimizer: w1, w2 and a go to AdamW at mix_lr, also beside Muon.
-Paper and code (github.com/Caiyun-AI/MUDDFormer): w1 has the code's hidden width, so that its weights fit; the paper's
+Paper and code (github.com/Caiyun-AI/MUDDFormer): w1 has the code's hidden width, for its weights to load; the paper's
 is n S. Eq. 10 has X_i inside the last norm; here it is outside, as in the paper's text and in the code. In the code
 block 1 has a single norm for q, k and v. Outside the mixtures the paper starts with Xavier normal, we as in gpt.py.
 """

@@ -3,8 +3,8 @@
 As in ResFormer, the later layers read what the first layer has computed: not only its values but also its queries, keys
 and gate, each through a norm. For each S in {Q, K, V, G}, layer n >= 2 forms, before QK norm and rotation (Eq. 1):
     S_n  <-  lambda_anchor_n * norm_S(S_1) + lambda_self_n * S_n
-The first layer itself uses its plain S_1 and has no lambdas. ExoFormer is the paper's answer to the two jobs that this
-gives to the first layer. G, norm_S, the lambdas, `granularity` and `norms` are as in exoformer.py.
+The first layer itself uses its plain S_1 and has no lambdas. So it is both a layer and the source of all others, two
+jobs that exoformer.py separates. G, norm_S, the lambdas, `granularity` and `norms` are as there.
 
 Changed from exoformer.py: Config.__post_init__, MixedLinear.__init__, MixedLinear.forward, Attention.__init__,
     Attention.forward, Block.forward, Model, Model.__init__, Model.init_weights, Model.forward

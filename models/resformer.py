@@ -14,8 +14,8 @@ Changed from gpt.py: Config, Config.__post_init__, Attention.forward, Block.forw
     Model.forward
 Equal to gpt.py when: lambda1 = 0 and lambda2 = 1.
 Optimizer: scale, logits and the lambdas go to AdamW at mix_lr, without weight decay.
-SATFormer's code for plus takes the softmax over all L - 1 later layers, even if only k read, and starts scale at L.
-Here both count the reading layers, so that lambda1 starts at 1.
+At the start of plus, scale is the number of reading layers and logits are 0, so that lambda1 = 1; lambda2 = 0.5. In
+SATFormer's code (arXiv:2605.03953) the softmax runs over all L - 1 later layers even if only k read; scale is L.
 """
 import math
 from dataclasses import dataclass

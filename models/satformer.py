@@ -10,7 +10,7 @@ Options:
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.__init__, Attention.forward, Block.forward,
     Model.init_weights, Model.forward
-Equal to gpt.py when: W_alpha = 0 and act is relu, tanh or identity. (Do not train relu from there: its gradient is 0.)
+Equal to gpt.py when: W_alpha = 0 and act is relu, tanh or identity. (From there relu never trains: its gradient is 0.)
 Optimizer: W_alpha is a matrix of the blocks and goes to Muon. Nothing is trained at mix_lr.
 """
 import math
