@@ -180,9 +180,9 @@ def export(command, source, out):
     with runs.folder_atomically(out) as folder:
         runs.write_text(folder / "config.json", json.dumps(config, indent=1))
         try:
-            padded = {names[ours]: tensor[:n].contiguous() if ours in ("embed.weight", "head.weight") else tensor
-                      for ours, tensor in state.items()}                            # without the padding of train.py
-            package.torch.save_file(padded, folder / "model.safetensors", metadata={"format": "pt"})
+            trimmed = {names[ours]: tensor[:n].contiguous() if ours in ("embed.weight", "head.weight") else tensor
+                       for ours, tensor in state.items()}                           # without the padding of train.py
+            package.torch.save_file(trimmed, folder / "model.safetensors", metadata={"format": "pt"})
         except package.SafetensorError as e:                                        # a full disk, for instance
             raise UserError(f"{out} cannot be written: {one_line(e)}") from None
         (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)     # else nobody else's to read
@@ -191,7 +191,7 @@ def export(command, source, out):
             kind = {"tokenizer_class": "PreTrainedTokenizerFast"}                   # else Llama's or Qwen's rules apply
             runs.write_text(folder / "tokenizer_config.json", json.dumps(kind))
     left = "" if copied else f"; without its tokenizer ({run['tokenizer']})"
-    return f"{out}: {EXPORTS[command]}, {sum(t.numel() for t in padded.values()):,} parameters{left}"
+    return f"{out}: {EXPORTS[command]}, {sum(t.numel() for t in trimmed.values()):,} parameters{left}"
 
 
 def main(argv):

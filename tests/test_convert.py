@@ -201,6 +201,17 @@ def test_export_is_the_same_function_and_comes_back(layout, changes, tmp_path):
     assert len({file.stat().st_mode for file in (tmp_path / "a" / "out").iterdir()}) == 1
 
 
+def test_padding_ids_are_not_exported(tmp_path):
+    transformers, run = pytest.importorskip("transformers"), trained(tmp_path / "run", qk_norm=True)
+    checkpoint = torch.load(run / "ckpt.pt", weights_only=True)
+    checkpoint["config"]["n_vocab"] = 257
+    torch.save(checkpoint, run / "ckpt.pt")
+    convert.export("export-qwen3", run, tmp_path / "out")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert theirs.config.vocab_size == 257
+    assert torch.equal(theirs.lm_head.weight, checkpoint["model"]["head.weight"][:257])
+
+
 def test_an_exported_tokenizer(tmp_path):
     """A tokenizer.json goes along, and transformers reads text by it alone: not by what Llama or Qwen3 add."""
     transformers = pytest.importorskip("transformers")

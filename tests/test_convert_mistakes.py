@@ -9,7 +9,8 @@ import torch
 import convert
 import train
 from forked import within
-from nanodepth import runs
+from nanodepth import layouts, runs
+from nanodepth.options import UserError
 from published import FIRST, LLAMA, MAKE, QK_NORM, llama, mudd, obpm, off, save, trained
 
 
@@ -220,3 +221,12 @@ def test_a_converted_run_is_not_resumed(capsys, tmp_path):
     convert.convert("exoformer", save("exoformer", tmp_path / "exo", *obpm()), tmp_path / "run")
     assert within("train.py", train.main, "--resume", tmp_path / "run") == 2
     assert capsys.readouterr().err.endswith(f"start a new run with --init_from {tmp_path / 'run'}\n")
+
+
+def test_scaled_rotary_positions_in_either_place():
+    """transformers takes rope_scaling before rope_parameters, so neither may hide the other."""
+    plain, yarn = dict(rope_type="default", rope_theta=5.0), dict(rope_type="yarn", factor=4.0)
+    assert layouts.rope_theta(dict(rope_parameters=plain)) == 5.0
+    for config in (dict(rope_scaling=yarn, rope_parameters=plain), dict(rope_scaling=plain, rope_parameters=yarn)):
+        with pytest.raises(UserError, match="rope_type 'yarn' cannot be converted"):
+            layouts.rope_theta(config)

@@ -95,6 +95,20 @@ def test_greedy_is_seen(tmp_path):
     assert [greedy for _, greedy in lm._loglikelihood_tokens(requests, disable_tqdm=True)] == [True, False, True]
 
 
+def test_padding_ids_are_not_scored(tmp_path):
+    """A run whose ids end at 257, in a model of 320: probabilities are those among the first 257."""
+    run = save_run(tmp_path / "run", "gpt", vocab_size=320)
+    checkpoint = torch.load(run / "ckpt.pt", weights_only=True)
+    checkpoint["config"]["n_vocab"] = 257
+    torch.save(checkpoint, run / "ckpt.pt")
+    lm, continuation = harness.HarnessLM(run, device="cpu"), [5, 7]
+    logits = runs.load(run)[0](torch.tensor([[*b"abc", 5]]))[0][0, 2:]
+    wanted = sum(x[:257].log_softmax(-1)[t].item() for x, t in zip(logits, continuation))
+    (found, _), = lm._loglikelihood_tokens([(None, list(b"abc"), continuation)], disable_tqdm=True)
+    assert found == pytest.approx(wanted) and found > sum(
+        x.log_softmax(-1)[t].item() for x, t in zip(logits, continuation)) + 1e-3
+
+
 def test_a_shared_context_is_read_once(tmp_path):
     lm = harness.HarnessLM(save_run(tmp_path / "run", "gpt"), device="cpu")
     seen = []

@@ -11,7 +11,6 @@ It may be killed at any moment: a run goes on from its last checkpoint. A finish
 logs.jsonl.xz beside this file (or in --results), and is not run again. Several processes share the work.
 
     python results/study/study.py --data mine --results runs/mine --systems gpt mymodel --steps 1000
-    python results/study/report.py runs/mine
 """
 import argparse
 import csv
