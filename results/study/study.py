@@ -4,8 +4,9 @@ Each run is one trunk at a constant rate with four ends: after 400, 800, 1,600 a
 over a quarter as many steps, so that models of 500, 1,000, 2,000 and 4,000 steps come out of 4,700 steps. train.py does
 this itself: a finished run has before_decay/, from which the next leg goes on with a larger --max_steps.
 
-Every system has rates whose ratios come from earlier tries, and three tries at their scale: 1, 1/2 and 1/4, for 1,000
-steps with a seed of its own. Then come seed 0 of all systems, seeds 1 and 2, and last the longest legs.
+Every system has rates whose ratios come from earlier tries. Their scale is found with seed 0 at 1,000 steps: the rates
+are halved as long as the loss on targets that cannot be copied falls, at most twice (--scales 1: never). Then come
+seed 0 of all systems, seeds 1 and 2, and last the longest legs.
 
 It may be killed at any moment: a run goes on from its last checkpoint. A finished leg is a line of runs.csv and rows of
 logs.jsonl.xz beside this file (or in --results), and is not run again. Several processes share the work.
@@ -32,7 +33,7 @@ import models  # noqa: E402
 from nanodepth import runs  # noqa: E402
 from nanodepth.shards import Data  # noqa: E402
 
-STEPS, SCALES, TUNING_SEED, SEEDS = (500, 1000, 2000, 4000), (1, 0.5, 0.25), 100, 3
+STEPS, SEEDS = (500, 1000, 2000, 4000), 3
 GPT, MIX = (0.007, 0.024, 0.002), (0.01, 0.024, 0.008)              # rates: muon_lr, adamw_lr, mix_lr
 SYSTEMS = {  # name in the tables: model and its options, rates
     "gpt": ("gpt", GPT), "muddformer": ("muddformer", (0.01, 0.024, 0.002)), "resformer": ("resformer", MIX),
@@ -47,8 +48,8 @@ SYSTEMS = {  # name in the tables: model and its options, rates
     "depth_attention": ("depth_attention", GPT), "mhc_lite": ("mhc_lite", MIX), "nuresformer": ("nuresformer", MIX)}
 LATER = ("attnres_block", "mhar", "depth_attention", "mhc_lite", "nuresformer")
 LONG = ("gpt", "gpt-gated", "resformer", "exoformer_dynamic", "satformer", "muddformer", "attnres", "mhc")
-COLUMNS = ("run system seed steps muon_lr adamw_lr mix_lr loss bpb repeated others share tokens ms data commit cpu gpu "
-           "torch").split()
+COLUMNS = ("run system scale seed steps muon_lr adamw_lr mix_lr loss bpb repeated others share tokens ms data commit "
+           "cpu gpu torch").split()
 
 
 class Results:
@@ -94,13 +95,13 @@ def claimed(path):
             yield True
 
 
-def train(folder, system, seed, rates, steps, before, args):
+def train(folder, system, seed, scale, rates, steps, before, args):
     """Makes a leg, or finishes it; before: the folder of the leg before, or None."""
     if before and not (folder / "ckpt.pt").exists():
         shutil.rmtree(f"{folder}.part", ignore_errors=True)
         shutil.copytree(before / "before_decay", f"{folder}.part")
         Path(f"{folder}.part").rename(folder)
-    options = {"max_steps": steps, "eval_every": 50, "save_every": 50}
+    options = {"max_steps": steps, "eval_every": 100, "save_every": 50}
     if (folder / "ckpt.pt").exists():
         words, options = [], {"resume": folder, **options}
     else:
@@ -112,10 +113,10 @@ def train(folder, system, seed, rates, steps, before, args):
     code = publish.script(Path(f"{folder}.txt"), "train.py", *words)
     if code not in (0, 3):                                          # 3: the loss is not finite
         sys.exit(f"{folder}: train.py ended with {code}, see {folder}.txt")
-    args.results.add(*summary(folder, system))
+    args.results.add(*summary(folder, system, scale))
 
 
-def summary(folder, system):
+def summary(folder, system, scale):
     """(its line of runs.csv, the rows of its log that are kept: validations and every tenth step)."""
     config = json.loads((folder / "config.json").read_text())
     rows = [json.loads(row) for row in (folder / "log.jsonl").read_text().splitlines()]
@@ -123,7 +124,7 @@ def summary(folder, system):
     ended = math.isfinite(publish.final_loss(folder))
     split = publish.copying(folder) if ended else dict.fromkeys(("repeated", "others", "share"))
     times = sorted(row["ms"] for row in rows if row["kind"] == "train")
-    line = {"run": folder.name, "system": system, "steps": options["max_steps"],
+    line = {"run": folder.name, "system": system, "scale": scale, "steps": options["max_steps"],
             **{key: options[key] for key in ("seed", "muon_lr", "adamw_lr", "mix_lr")},
             "loss": val[-1]["loss"] if ended else math.inf, "bpb": val[-1]["bpb"], **split, "tokens": val[-1]["tokens"],
             "ms": round(times[len(times) // 2]), "data": config["data"]["fingerprint"],
@@ -132,33 +133,38 @@ def summary(folder, system):
     return line, [row for row in rows if row["kind"] == "val" or row["step"] % 10 == 0]
 
 
-def trunk(system, seed, rates, most, args):
-    """The legs of a run up to `most` steps. Where checkpoints of earlier legs are gone, these are made again."""
-    legs = {steps: args.out / f"{system}-seed{seed}-{steps}" for steps in args.steps if steps <= most}
-    if {folder.name for folder in legs.values()} <= set(args.results.legs()):
-        return
-    with claimed(args.out / f"{system}-seed{seed}") as mine:
-        before = None
-        for steps, folder in legs.items() if mine else ():
-            if folder.name not in args.results.legs() or steps < max(legs) and not (folder / "before_decay").exists():
-                train(folder, system, seed, rates, steps, before, args)
-            if not math.isfinite(float(args.results.legs()[folder.name]["loss"])):
-                return                                              # a leg that diverged has no next one
-            before = folder
+def trunk(system, scale, seed, most, args):
+    """The legs of a run up to `most` steps -> the last one's line of runs.csv; None while another process makes them.
 
-
-def best_rates(system, args):
-    """The rates of the lowest loss among the tries at their scale; None while another process makes them."""
-    base, tries = SYSTEMS.get(system, (system, GPT))[1], {}
-    with claimed(args.out / f"tune-{system}") as mine:
-        for scale in SCALES:
-            folder, rates = args.out / f"tune-{system}-{scale:g}", tuple(x * scale for x in base)
-            if folder.name not in args.results.legs():
+    Where checkpoints of earlier legs are gone, these are made again. A leg that diverged is the last.
+    """
+    rates = [rate * scale for rate in SYSTEMS.get(system, (system, GPT))[1]]
+    name = f"{system}-x{scale:g}-seed{seed}"
+    legs = {steps: args.out / f"{name}-{steps}" for steps in args.steps if steps <= most}
+    with claimed(args.out / name) as mine:
+        done, before = args.results.legs(), None
+        for steps, folder in legs.items():
+            if folder.name not in done or f"{name}-{most}" not in done and not (folder / "before_decay").exists():
                 if not mine:
                     return None
-                train(folder, system, TUNING_SEED, rates, args.tune, None, args)
-            tries[rates] = float(args.results.legs()[folder.name]["loss"])
-    return min(tries, key=tries.get)
+                train(folder, system, seed, scale, rates, steps, before, args)
+            done, before = args.results.legs(), folder
+            if not math.isfinite(float(done[folder.name]["loss"])):
+                break
+        return done[before.name]
+
+
+def best_scale(system, steps, args):
+    """The scale of the rates; None while another process looks for it."""
+    best = least = None
+    for scale in args.scales:
+        if not (leg := trunk(system, scale, 0, steps, args)):
+            return None
+        loss = float(leg["others"] if math.isfinite(float(leg["loss"])) else "inf")
+        if best and loss >= least:
+            break
+        best, least = scale, loss
+    return best
 
 
 def main():
@@ -167,7 +173,7 @@ def main():
     parser.add_argument("--results", type=Path, default=HERE, help="where runs.csv and logs.jsonl.xz are (this folder)")
     parser.add_argument("--out", type=Path, default=Path("runs/study"), help="where the runs go (runs/study)")
     parser.add_argument("--steps", type=int, nargs="+", default=STEPS, help=f"lengths {STEPS}")
-    parser.add_argument("--tune", type=int, default=1000, help="steps of the tries at the rates (1000)")
+    parser.add_argument("--scales", type=float, nargs="+", default=(1, 0.5, 0.25), help="of the rates (1 0.5 0.25)")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="%(default)s")
     parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=[*SYSTEMS, *models.names()],
                         metavar="SYSTEM", help=f"{' '.join(SYSTEMS)} (all), or any other model")
@@ -176,13 +182,14 @@ def main():
     fingerprint = Data(data_prep.train_folder(args.data)).fingerprint
     if others := {leg["data"] for leg in args.results.legs().values()} - {fingerprint}:
         parser.error(f"{args.results.csv} is of other data ({', '.join(others)}): name another --results")
+    tune = max(steps for steps in args.steps if steps <= max(1000, min(args.steps)))
     short = [steps for steps in args.steps if steps < 4000] or args.steps
     groups = [[x for x in args.systems if x not in LATER], [x for x in args.systems if x in LATER]]
     plan = [(max(short), seed, system) for group in groups for seed in range(args.seeds) for system in group]
     plan += [(max(args.steps), seed, system) for seed in range(args.seeds) for system in args.systems if system in LONG]
     for most, seed, system in plan:
-        if rates := best_rates(system, args):
-            trunk(system, seed, rates, most, args)
+        if scale := best_scale(system, tune, args):
+            trunk(system, scale, seed, most, args)
 
 
 if __name__ == "__main__":
