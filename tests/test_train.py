@@ -68,7 +68,7 @@ def test_every_model_learns_and_resumes(name, data, tmp_path):
     small = {**SMALL, "max_steps": 12, "eval_every": 6, "model": name, "n_layer": 3}
     small = settings.fitting(name, small, train.Options)
     assert inside(*flags(**small, data=data, out=tmp_path / "a")) == 0
-    assert rows(tmp_path / "a")[-1]["loss"] < 4.6 < rows(tmp_path / "a")[0]["loss"]
+    assert rows(tmp_path / "a")[-1]["loss"] < 5 < rows(tmp_path / "a")[0]["loss"]
     shutil.copytree(tmp_path / "a" / "before_decay", tmp_path / "b")
     assert runs.read_checkpoint(tmp_path / "b")["step"] == 9
     assert inside(*flags(resume=tmp_path / "b")) == 0
