@@ -25,8 +25,8 @@ import nanodepth
 import probes
 from nanodepth import curves, pictures, record, runs
 from nanodepth.devices import find_device, machine_errors
-from nanodepth.options import Parser, UserError, escaped, run_folder, run_script
-from nanodepth.shards import run_data
+from nanodepth.cli import Parser, UserError, escaped, run_folder, run_script
+from nanodepth.data import run_data
 
 
 def compare(args):

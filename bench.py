@@ -45,7 +45,7 @@ import models  # noqa: E402
 from nanodepth import presets, runs, timing  # noqa: E402
 from nanodepth.devices import (cast_weights, choose_dtype, find_device, machine_errors, out_of_memory,  # noqa: E402
                                peak_flops, processor)
-from nanodepth.options import Parser, out_file, parse_spec, pick, run_script, user_errors  # noqa: E402
+from nanodepth.cli import Parser, out_file, parse_spec, pick, run_script, user_errors  # noqa: E402
 from nanodepth.timing import Row  # noqa: E402
 
 SHAPE = dict(n_layer=12, d_model=384, n_head=6, vocab_size=8192, seq_len=512)       # without a preset

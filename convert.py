@@ -27,7 +27,7 @@ import models
 from nanodepth import runs
 from nanodepth.devices import out_of_memory
 from nanodepth.layouts import FILES, LAYOUTS, need, setting
-from nanodepth.options import Parser, UserError, one_line, run_folder, run_script
+from nanodepth.cli import Parser, UserError, one_line, run_folder, run_script
 from nanodepth.tokenizers import load_tokenizer, run_tokenizer
 
 EXPORTS = {"export-llama": "LlamaForCausalLM", "export-qwen3": "Qwen3ForCausalLM"}

@@ -24,11 +24,11 @@ from tqdm import tqdm
 
 from nanodepth.devices import machine_errors
 from nanodepth.download import complete, fetch_shard
-from nanodepth.options import ROOT, Parser, UserError, run_script, shell
+from nanodepth.cli import Parser, UserError, run_script, shell
 from nanodepth.runs import folder_atomically
-from nanodepth.shards import CHUNK, Data, Writer, find_folder, finish_folder, read_shard, split_of, write_meta
+from nanodepth.data import CHUNK, MAX_VOCAB, Data, Writer, finish_folder, read_shard, split_of, write_meta
 from nanodepth.texts import KNOWN, documents, text_files
-from nanodepth.tokenizers import MAX_VOCAB, load_tokenizer, token_bytes, train_bpe
+from nanodepth.tokenizers import load_tokenizer, token_bytes, train_bpe
 
 SHARD_TOKENS = 100_000_000
 VAL_BYTES = 400_000                     # of text that is to be for validation: about 100,000 GPT-2 tokens
@@ -100,21 +100,6 @@ def fill_folder(folder, texts, tokenizer, source, val_frac, shard_tokens=SHARD_T
 
 
 # ---------------------------------------------------------------------------------------------------- the kinds of data
-
-
-def train_folder(name, make=True, run=None):
-    """The folder of train.py's --data, see shards.find_folder; for a run that goes on, also looked for from its place.
-
-    If `make`, the default is made in the repository.
-    """
-    folder = find_folder(name, *(Path(run).resolve().parents if run else ()))
-    if name != "stdlib" or folder.exists():
-        return folder
-    folder = Path(os.path.relpath(ROOT / "data" / "stdlib"))
-    if make:
-        print(f"preparing {folder}, the Python standard library's own source text (once)", flush=True)
-        prepare_stdlib(folder)
-    return folder
 
 
 def prepare_stdlib(out="data/stdlib", tokenizer="byte") -> dict:

@@ -16,8 +16,8 @@ from tqdm import tqdm
 from nanodepth import runs, scoring
 from nanodepth.devices import autocast, find_device, machine_errors
 from nanodepth.harness import GROUPS, benchmarks, harness_version, mqar, task_names
-from nanodepth.options import Parser, UserError, out_file, run_folder, run_script
-from nanodepth.shards import run_data
+from nanodepth.cli import Parser, UserError, out_file, run_folder, run_script
+from nanodepth.data import run_data
 
 
 def parse(argv):

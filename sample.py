@@ -12,7 +12,7 @@ import torch
 import models
 import nanodepth
 from nanodepth.devices import autocast, cast_weights, find_device, machine_errors
-from nanodepth.options import Parser, UserError, run_folder, run_script, user_errors
+from nanodepth.cli import Parser, UserError, run_folder, run_script, user_errors
 
 
 def parse(argv):

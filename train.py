@@ -8,21 +8,25 @@
     python train.py --model satformer --help                    every option, the model's own included
 """
 import math
+import os
+import signal
+import sys
 import time
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, fields, replace
+from datetime import timedelta
+from itertools import takewhile
+from pathlib import Path
 
 import torch
 
-import data_prep
 import models
 import muon
-from nanodepth import command, record, runs, scoring
-from nanodepth.console import Console
+import probes
+from nanodepth import presets, runs, scoring
+from nanodepth.cli import Parser, UserError, add_options, pick, run_folder, run_script, shell, user_errors
+from nanodepth.data import Batches, Data, check_tokens, train_folder
 from nanodepth.devices import (Ranks, autocast, choose_dtype, flops_per_token, leave_together, machine_errors,
-                               peak_bytes, peak_flops, set_threads)
-from nanodepth.options import UserError, check_types, run_script, user_errors
-from nanodepth.shards import Batches, Data, check_tokens
+                               peak_bytes, peak_flops)
 from nanodepth.tokenizers import load_tokenizer
 
 
@@ -38,7 +42,7 @@ class Options:
     device: str = "auto"            # auto (cuda, else cpu) or a torch device
     dtype: str = "auto"             # bf16 (autocast over fp32 weights) | fp32 | auto (bf16 where the chip has it)
     compile: bool | None = None     # torch.compile; none: on cuda only
-    threads: int | None = None      # of a CPU; none: one per core, fewer on a busy machine
+    threads: int | None = None      # of a CPU; none: one per core
     deterministic: bool = False     # the same bits in every run, for exact resuming on cuda; slower
     max_steps: int = 1000           # optimizer steps
     batch_tokens: int = 8192        # tokens per optimizer step, over all ranks
@@ -64,7 +68,7 @@ class Options:
     tensorboard: bool = False       # also log to TensorBoard, in the run folder (pip install tensorboard)
 
     def __post_init__(self):
-        check_types(Options, vars(self))
+        models.check_types(Options, vars(self))
         for name in ("max_steps batch_tokens seq_len micro_batch muon_lr adamw_lr mix_lr grad_clip eval_every "
                      "eval_tokens final_eval_tokens save_every sample_every threads").split():
             if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
@@ -79,8 +83,78 @@ class Options:
                 raise ValueError(f"--{name} must lie between 0 and {most:,}, not {getattr(self, name)}")
 
 
+# ---------------------------------------------------------------------------------------------------- the command line
+
+MAY_CHANGE = {"resume", "data", "device", "compile", "threads", "micro_batch", "eval_every", "eval_tokens", "max_steps",
+              "final_eval_tokens", "save_every", "sample_every", "wandb", "tensorboard"}    # when a run is resumed
+
+
 def parse(argv):
-    return command.parse(argv, Options, __doc__, constant_until)
+    """(Options, dict of the model's Config fields, dict of the flags as given). UserError for a mistake.
+
+    Flags win over the run that is resumed or begun from, or else over the preset; these win over the defaults.
+    """
+    first = Parser("train.py", add_help=False)
+    for name in ("model", "preset", "resume", "init_from"):
+        first.add_argument(f"--{name}")
+    asked = first.parse_known_args(argv)[0]
+    for name in (name for name, word in vars(asked).items() if word == ""):
+        raise UserError(f"--{name} is empty: give a name, or leave it out")
+    old, options = {}, {}
+    if source := asked.resume or asked.init_from:
+        checkpoint = runs.read_checkpoint(run_folder(source))
+        old = checkpoint["config"]
+        runs.check_options(source, old)
+        if asked.resume and "converted" in old:
+            raise UserError(f"{source} holds converted weights, which cannot be resumed: "
+                            f"start a new run with --init_from {source}")
+        options = old["options"] if asked.resume else {}
+    model = asked.model or old.get("model", Options.model)
+    preset = {} if asked.resume else presets.find(asked.preset or Options.preset)      # a run's options are complete
+    defaults = {**preset, "model": model, **options, **old.get("model_config", {})}
+    with user_errors():
+        config_class = models.module(model).Config
+    for f in fields(config_class):
+        if hasattr(Options, f.name):
+            raise UserError(f"models/{model}.py: Config.{f.name} is an option of train.py too: take another name")
+    parser = Parser("train.py", description=__doc__, epilog=f"models: {', '.join(models.names())}\n"
+                                                            f"presets: {', '.join(presets.PRESETS)}")
+    add_options(parser, "training", Options, defaults)
+    add_options(parser, f"model {model}", config_class, {"vocab_size": "the data's", **defaults})
+    flags = vars(parser.parse_args(argv))
+    for key, value in flags.items() if asked.resume else ():
+        if key not in MAY_CHANGE and value != defaults.get(key):
+            raise UserError(f"--{key} {value} contradicts the run in {asked.resume}, which has "
+                            f"{defaults.get(key)}: leave it out")
+    flags |= {name: run_folder(flags[name]) for name in ("resume", "init_from") if name in flags}
+    chosen, config = pick(Options, {**defaults, **flags}), pick(config_class, {**defaults, **flags})
+    if "warmup_steps" not in flags:                                         # the preset's, or as many as there are
+        chosen["warmup_steps"] = min(chosen.get(name, getattr(Options, name)) for name in ("warmup_steps", "max_steps"))
+    with user_errors():
+        options = Options(**chosen)
+        if options.sample_every:
+            models.cache_class(model)
+            if not hasattr(models.module(model).Model, "generate"):
+                raise ValueError(f"models/{model}.py has no Model.generate, which --sample_every calls: see gpt.py")
+    if asked.resume and "max_steps" in flags and flags["max_steps"] != defaults["max_steps"]:
+        check_length(options, replace(options, max_steps=defaults["max_steps"]), checkpoint["step"])
+    return options, config, flags
+
+
+def check_length(options, old, step):
+    """UserError if a run with the options `old`, at this step, cannot go on with other max_steps."""
+    run, kept = options.resume, Path(options.resume) / "before_decay"
+    falls = min(constant_until(old), constant_until(options))
+    if step <= falls:
+        return
+    whose = "its" if falls == constant_until(old) else "the shorter run's"
+    why = "a cosine schedule has one length" if falls < 0 else f"{whose} end begins at step {falls}"
+    how = (f"go on with {shell('train.py', '--resume', kept, '--max_steps', options.max_steps)}"
+           if kept.exists() and falls == constant_until(old) else f"start a new run with --init_from {run}")
+    raise UserError(f"--max_steps {options.max_steps}: {run} is at step {step} of {old.max_steps}, and {why}: {how}")
+
+
+# --------------------------------------------------------------------------------------------------------- the schedule
 
 
 def lr_scale(step, options):
@@ -102,15 +176,16 @@ def constant_until(options):
     return options.max_steps - n_last if options.schedule == "wsd" else -1
 
 
-def find_ranks(options):
-    """This process among the ranks; sets what the options leave to the device."""
-    ranks = Ranks(options.device, options.deterministic)
-    if ranks.device.type == "cpu":
-        options.threads = set_threads(options.threads)
-    options.dtype = choose_dtype(ranks.device, options.dtype)
-    if options.compile is None:
-        options.compile = ranks.device.type == "cuda"
-    return ranks
+# ------------------------------------------------------------------------------------------------------------- the run
+
+
+def say(ranks, text):
+    """A line, from the first rank. Who reads them may have left: that does not end the run."""
+    if text and ranks.rank == 0:
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:
+            sys.stdout = open(os.devnull, "w")
 
 
 def build_model(options, config, flags, data, device):
@@ -120,12 +195,14 @@ def build_model(options, config, flags, data, device):
     config["vocab_size"] = max(config.get("vocab_size", 0), data.vocab_size)
     if not (options.resume or options.init_from):           # a GPU multiplies rows of whole 128 bytes faster
         config["vocab_size"] = 64 * math.ceil(config["vocab_size"] / 64)
-    torch.manual_seed(options.seed)
-    with user_errors(f"{options.model}: "), machine_errors("the model alone does not fit: take a smaller one"):
-        model = models.build(options.model, **config)
-    if options.seq_len > model.config.max_len:
+    with user_errors(f"{options.model}: "):
+        config = models.config(options.model, **config)
+    if options.seq_len > config.max_len:
         raise UserError(f"--seq_len {options.seq_len} is longer than the model's max_len: "
                         f"add --max_len {options.seq_len}")
+    torch.manual_seed(options.seed)
+    with machine_errors("the model alone does not fit: take a smaller one"):
+        model = models.module(options.model).Model(config)
     if options.init_from and not options.resume:
         check_tokens(data, options.init_from, runs.read_checkpoint(options.init_from)["config"])
         runs.take_weights(model, options.init_from)
@@ -136,116 +213,175 @@ def build_model(options, config, flags, data, device):
     return model
 
 
-def train_step(step, model, optimizers, batches, options, ranks, signals):
-    """Batch, accumulate, clip, step -> loss in nats per token and gradient norm, over all ranks; whether a signal came.
-    The loss is what is optimised, with the model's own penalties. If it is not finite, the step is not taken.
-    """
-    loss = torch.zeros((), device=ranks.device)                             # stays on the device until the step is done
-    for i, (idx, targets) in enumerate(batches.train(step)):
-        if ranks.parallel:
-            model.require_backward_grad_sync = i == batches.n_micro - 1     # average gradients once a step
-        with autocast(ranks.device, options.dtype):
-            micro_loss = model(idx, targets)[1] / batches.n_micro
-        micro_loss.backward()
-        loss += micro_loss.detach()
-        del micro_loss                                                      # and its graph, before the next is built
-    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), options.grad_clip)
-    signalled = torch.tensor(float(len(signals)), device=ranks.device)
-    loss, grad_norm, signalled = (ranks.sum(torch.stack((loss, grad_norm, signalled))) / ranks.world).tolist()
-    if math.isfinite(loss + grad_norm):
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak_lr"] * lr_scale(step, options)
-                if "momentum" in group:                                     # Muon's
-                    group["momentum"] = muon.momentum_at(step, options.max_steps)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=not ranks.parallel)             # several ranks: kept in DDP's buckets
-    return loss, grad_norm, signalled > 0
-
-
-def validate(step, model, batches, options, ranks, console):
-    """Scores of the validation split and learned quantities of the mechanism: a row of the log. None after a signal."""
-    last = step == options.max_steps
-    n_tokens = options.final_eval_tokens if last and options.final_eval_tokens else options.eval_tokens
-    began, context = time.perf_counter(), autocast(ranks.device, options.dtype)
-    watched = console.validating(batches.val(n_tokens), batches.n_val(n_tokens))
-    row = scoring.evaluate(model, watched, batches.token_bytes, context, ranks.sum)
-    if ranks.sum(torch.tensor(float(len(console.signals)), device=ranks.device)):
-        return None
-    row |= {"eval_s": time.perf_counter() - began, "peak_bytes": peak_bytes(ranks.device)}
-    if ranks.rank == 0:
-        with context:
-            row["stats"] = record.stats(options.model, model, batches.sample())
-            console.validated(step, row)
-            if options.sample_every and (last or step % options.sample_every == 0) and math.isfinite(row["loss"]):
-                console.sample(model, load_tokenizer(batches.data.tokenizer))
-    return row
-
-
 @machine_errors("halve --micro_batch (same results, in more micro-steps), or --batch_tokens, or take a smaller model")
 def main(argv):
     """Returns the exit code: 0; 1 if the last checkpoint was not written; 3 if a loss is not finite; 128 + signal."""
     options, config, flags = parse(argv)
     trackers = runs.trackers(options)
-    ranks = find_ranks(options)
-    folder = data_prep.train_folder(options.data, ranks.rank == 0, options.resume)
-    ranks.wait()                                                            # the first rank makes the default data
-    data = Data(folder)
+    ranks = Ranks(options.device, options.deterministic)
+    if ranks.device.type == "cpu":
+        torch.set_num_threads(options.threads or torch.get_num_threads())
+        options.threads = torch.get_num_threads()
+    options.dtype = choose_dtype(ranks.device, options.dtype)
+    if options.compile is None:
+        options.compile = ranks.device.type == "cuda"
+
+    data = Data(train_folder(options.data, options.resume, ranks))          # the first rank makes the default data
     model = build_model(options, config, flags, data, ranks.device)
     batches = Batches(data, options, ranks, model)
+    if options.sample_every:                                                # now, and not in the middle of a run
+        load_tokenizer(data.tokenizer)
     with user_errors(f"models/{options.model}.py: "):
         optimizers = muon.optimizers(
             model, options.optimizer, options.muon_lr, options.adamw_lr, options.weight_decay, options.second_moment,
             torch.bfloat16 if options.dtype == "bf16" else None, options.mix_lr)
-    wrapped = ranks.wrap(model)
     sources = models.module(options.model).__file__, __file__, muon.__file__
     if options.resume:
-        run = runs.Run.resume(options, flags, model, data, ranks, partial(muon.set_states, optimizers, model))
+        run = runs.Run.resume(options, flags, model, data, ranks, optimizers)
     else:
         run = runs.Run.new(options, model, data, ranks, sources)
     run.open_log(**trackers)
-    console = Console(run, options.max_steps)
-    flops, peak = 3 * flops_per_token(model, options.seq_len), peak_flops(ranks.device)    # backward: twice forward
-    console.introduce(run, options, model, batches, flops, runs.changed(run.path, sources))
+
+    flops = 3 * flops_per_token(model, options.seq_len)                     # backward: twice forward
+    n_params, n_matrix = (sum(p.numel() for p in some) for some in (model.parameters(), muon.split_params(model)[0]))
+    n_tokens, size = options.max_steps * options.batch_tokens, model.config.vocab_size
+    say(ranks, f"{options.model}, preset {options.preset}: {n_params:,} parameters, {n_matrix:,} in matrices of the "
+               f"blocks ({options.optimizer}; the rest adamw); {flops / 1e6:,.1f} MFLOPs/token")
+    say(ranks, f"{data.path}: {data.n_train:,} training tokens, {data.n_val:,} for validation, vocabulary "
+               f"{data.vocab_size:,}{f', padded to {size:,}' if size != data.vocab_size else ''}")
+    say(ranks, f"{options.batch_tokens:,} tokens/step = {batches.micro} seq x {options.seq_len:,} x {batches.n_micro} "
+               f"micro-steps x {ranks.world} ranks; {options.max_steps:,} steps = {n_tokens:,} tokens = "
+               f"{batches.n_epochs:.2g} epochs")
+    say(ranks, f"{ranks.device}{f' ({options.threads} threads)' if options.threads else ''}, {options.dtype}, "
+               f"{'compiled' if options.compile else 'eager'}, torch {torch.__version__}; "
+               f"to resume: {shell('train.py', '--resume', run.path)}")
+    if options.resume:
+        for old in runs.changed(run.path, sources):
+            say(ranks, f"{old} is what the run began with: the file is another now")
+        say(ranks, f"going on at step {run.start} of {options.max_steps}" if run.start < options.max_steps else
+            f"{run.path} is finished: it has all its {options.max_steps} steps")
+    elif options.init_from:
+        say(ranks, f"starting with the weights of {options.init_from}")
+
+    signals = []                                                            # the second one ends the process at once
+
+    def on_signal(number, frame):
+        signals.append(number)
+        signal.signal(number, signal.SIG_DFL)
+        if ranks.rank == 0:
+            os.write(2, b"\nstopping after this step; again to quit now\n")
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        code, text = train(run, options, model, optimizers, batches, ranks, flops, signals)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    say(ranks, text)
+    return code
+
+
+def validate(step, model, batches, options, ranks, signals):
+    """Scores of the validation split and learned quantities of the mechanism: a row of the log. None after a signal."""
+    last, since, context = step == options.max_steps, time.perf_counter(), autocast(ranks.device, options.dtype)
+    n_tokens = options.final_eval_tokens if last and options.final_eval_tokens else options.eval_tokens
+    scored = takewhile(lambda _: not signals, batches.val(n_tokens))
+    row = scoring.evaluate(model, scored, batches.token_bytes, context, ranks.sum)
+    if ranks.sum(torch.tensor(float(len(signals)), device=ranks.device)):
+        return None
+    row |= {"eval_s": time.perf_counter() - since, "peak_bytes": peak_bytes(ranks.device)}
+    bits = "" if row["bpb"] is None else f" | {row['bpb']:.4f} bits/byte"
+    say(ranks, f"step {step:5d}/{options.max_steps} | val {row['loss']:.4f} nats | ppl {row['ppl']:.2f}{bits} "
+               f"| {row['eval_tokens']:,} tokens in {row['eval_s']:.1f} s")
+    if ranks.rank == 0:
+        with context:
+            row["stats"] = probes.stats(options.model, model, batches.sample())
+            if options.sample_every and (last or step % options.sample_every == 0) and math.isfinite(row["loss"]):
+                say(ranks, f"--- {sample(model, load_tokenizer(batches.data.tokenizer))}\n---")
+    return row
+
+
+def sample(model, tokenizer):
+    """A text that the model begins by itself; the random numbers of training are not touched."""
+    model.eval()
+    start = torch.full((1, 1), tokenizer.eot_token, device=next(model.parameters()).device)
+    generator = torch.Generator(start.device).manual_seed(0)
+    n_tokens = min(100, model.config.max_len - 1)
+    tokens = model.generate(start, n_tokens, 0.8, 50, generator, n_vocab=tokenizer.n_vocab)[0, 1:].tolist()
+    model.train()
+    return tokenizer.decode(tokens)
+
+
+def train(run, options, model, optimizers, batches, ranks, flops, signals):
+    """The loop -> (exit code, last words). Losses are in nats per token, over all ranks."""
+    wrapped, context = ranks.wrap(model), autocast(ranks.device, options.dtype)
+    peak, before_decay = peak_flops(ranks.device), constant_until(options)
+    spent = 0.0
 
     def save(step):
         if step > run.saved:
-            console.say(run.save(step, model, muon.get_states(optimizers, model)))
+            say(ranks, run.save(step, model, optimizers))
 
     def stop(step):
         save(step)
-        return console.interrupted(step, run)
+        again = "" if run.save_failed else f"; to resume: {shell('train.py', '--resume', run.path)}"
+        code = 128 + (signals[0] if signals else signal.SIGTERM)            # another rank's
+        return code, f"interrupted after step {step}{again}"
 
-    before_decay = constant_until(options)
     for step in range(run.start, options.max_steps + 1):                    # the last turn validates and saves
         last = step == options.max_steps
         if (last or step % options.eval_every == 0) and step > run.evaluated:
-            row = validate(step, model, batches, options, ranks, console)
+            row = validate(step, model, batches, options, ranks, signals)
             if row is None:
                 return stop(step)
             run.log("val", step, **row)
             if not math.isfinite(row["loss"]):
-                return console.diverged(f"step {step}: the validation loss is {row['loss']}: stopped", run)
+                return 3, f"step {step}: the validation loss is {row['loss']}: stopped; {run.newest()}"
         if last or step % (options.save_every or options.eval_every) == 0 or step == before_decay:
             save(step)
         if step == before_decay:
-            console.say(run.keep_before_decay())
+            say(ranks, run.keep_before_decay())
         if last:
             break
-        began = time.perf_counter()
-        loss, grad_norm, signalled = train_step(step, wrapped, optimizers, batches, options, ranks, console.signals)
+
+        since, loss = time.perf_counter(), torch.zeros((), device=ranks.device)     # no waiting for the GPU in between
+        for i, (idx, targets) in enumerate(batches.train(step)):
+            if ranks.parallel:
+                wrapped.require_backward_grad_sync = i == batches.n_micro - 1       # average gradients once a step
+            with context:
+                micro_loss = wrapped(idx, targets)[1] / batches.n_micro             # with the model's own penalties
+            micro_loss.backward()
+            loss += micro_loss.detach()
+            del micro_loss                                                          # and its graph, before the next
+        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), options.grad_clip)
+        signalled = torch.tensor(float(len(signals)), device=ranks.device)
+        loss, grad_norm, signalled = (ranks.sum(torch.stack((loss, grad_norm, signalled))) / ranks.world).tolist()
         if not math.isfinite(loss + grad_norm):
-            return console.diverged(f"step {step + 1}: loss {loss}, gradient norm {grad_norm}: stopped before the "
-                                    "optimizer step", run)
-        seconds = time.perf_counter() - began
-        speed, lr = options.batch_tokens / seconds, optimizers[0].param_groups[0]["lr"]
+            return 3, (f"step {step + 1}: loss {loss}, gradient norm {grad_norm}: stopped before the optimizer step; "
+                       f"{run.newest()}")
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak_lr"] * lr_scale(step, options)
+                if "momentum" in group:                                             # Muon's
+                    group["momentum"] = muon.momentum_at(step, options.max_steps)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=not ranks.parallel)                     # several ranks: kept for DDP
+
+        seconds, lr = time.perf_counter() - since, optimizers[0].param_groups[0]["lr"]
+        speed, spent, n_done = options.batch_tokens / seconds, spent + seconds, step + 1 - run.start
         row = {"loss": loss, "lr": lr, "grad_norm": grad_norm, "ms": seconds * 1000, "tok_s": speed}
         row |= {"mfu": speed * flops / (peak * ranks.world)} if peak else {}
         run.log("train", step + 1, **row)
-        console.trained(step + 1, row)
+        if n_done == 10 or (step + 1) % max(1, options.max_steps // 20) == 0:
+            mfu = f" | mfu {row['mfu']:.1%}" if peak else ""
+            left = spent / n_done * (options.max_steps - step - 1)                  # of steps, not of validations
+            say(ranks, f"step {step + 1:5d}/{options.max_steps} | loss {loss:.4f} | lr {lr:.2e} | tok/s {speed:,.0f}"
+                       f"{mfu} | {timedelta(seconds=int(spent))}, about {timedelta(seconds=int(left))} left")
         if signalled:
             return stop(step + 1)
-    return console.done(run)
+    if run.save_failed:
+        return 1, None
+    return 0, f"done: {shell('sample.py', run.path)}; {shell('eval.py', run.path)}"
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@ forward, as gpt.py shows. It may also have
     Model.muon_modules          the modules that Muon trains, if they are not the blocks
     Model.micro_tokens          how many tokens a forward pass takes by default, if 32,768 do not fit
 and lines in its docstring: `Changed from gpt.py: ...`, `Equal to gpt.py when: ...` (or another file), and `Other
-default than gpt.py's: ...`. What is
-known about a model besides the model (what it costs, when it equals its baseline) is in probes/NAME.py.
+default than gpt.py's: ...`. What is known about a model besides the model is in probes/NAME.py.
 """
 import math
 import re
@@ -16,7 +15,6 @@ import typing
 from dataclasses import MISSING, fields
 from importlib import import_module
 from pathlib import Path
-
 
 HERE = Path(__file__).parent
 
@@ -36,8 +34,6 @@ def module(name):
     """The module of one model. ValueError if there is no such file, or if it is not a model file."""
     if name not in names():
         raise ValueError(f"no model {name!r}: choose from {', '.join(names())}")
-    if "." in name:
-        raise ValueError(f"{path(name)}: a model's name has no dot")
     try:
         found = import_module(path(name).removesuffix(".py").replace("/", ".").replace("models", __name__, 1))
         wrong = defect(found)
@@ -63,15 +59,12 @@ def defect(found):
         if name not in types:
             return f"Config has no field {name}, which the scripts need by this name"
     for f in fields(found.Config):
-        if f.default is None and types[f.name] in (int, float, bool, str):
-            return f"Config.{f.name} = None needs the type {types[f.name].__name__} | None"
         if f.default is MISSING or len(kinds(types[f.name])) != 1 or kinds(types[f.name])[0] not in (
                 int, float, bool, str):
             return f"Config.{f.name} must have a default and be int, float, bool or str (or one of them | None)"
     for name, value in vars(found.Config).items():
         if name not in types and name[:1] != "_" and isinstance(value, (int, float, str, tuple, type(None))):
-            kind = "float | None" if value is None else type(value).__name__
-            return f"Config.{name} needs a type to be an option: {name}: {kind} = {value!r}"
+            return f"Config.{name} needs a type to be an option: {name}: {type(value).__name__} = {value!r}"
 
 
 def kinds(hint):
@@ -79,39 +72,34 @@ def kinds(hint):
     return [kind for kind in typing.get_args(hint) or (hint,) if kind is not type(None)]
 
 
-def parent(name):
+def parent(name, line="Changed from"):
     """The file that `name` was made from: that of its docstring's line `Changed from ..`, or else gpt."""
-    found = re.search(r"^Changed from (?:more/)?(\w+)\.py", module(name).__doc__ or "", re.M)
+    found = re.search(rf"^{line} (?:more/)?(\w+)\.py", module(name).__doc__ or "", re.M)
     return found[1] if found else "gpt"
 
 
 def baseline(name):
     """The model that `name` is compared with: that of its docstring's line `Equal to ..`, or else its parent."""
-    found = re.search(r"^Equal to (?:more/)?(\w+)\.py", module(name).__doc__ or "", re.M)
-    return found[1] if found else parent(name)
+    return parent(name, "Equal to") if "\nEqual to " in (module(name).__doc__ or "") else parent(name)
 
 
-def build(name, **config):
-    """Model `name` with the given Config fields, initialised. ValueError for a wrong name, field or value."""
-    mod = module(name)
-    unknown = set(config) - {f.name for f in fields(mod.Config)}
-    if unknown:
+def config(name, **values):
+    """The Config of model `name` with these fields. ValueError for a wrong name, field or value."""
+    Config, common = module(name).Config, module("gpt").Config
+    if unknown := set(values) - {f.name for f in fields(Config)}:
         raise ValueError(f"{name} has no option {', '.join(sorted(map(str, unknown)))}")
-    check_types(mod.Config, config)
-    for key, value in config.items():
-        if type(value) is int and value > (10_000 if key == "n_layer" else 2 ** 31):
-            raise ValueError(f"{key} {value:,} is too large")
-        if type(value) is float and not math.isfinite(value):
-            raise ValueError(f"{key} must be finite, not {value}")
-        common = hasattr(module("gpt").Config, key)
-        if type(value) is float and common and value < 0:
-            raise ValueError(f"{key} must not be negative, not {value}")
-        if type(value) is int and common and value < 1:
-            raise ValueError(f"{key} must be positive, not {value}")
-    model = mod.Model(mod.Config(**config))
-    if not hasattr(model, "config"):
-        raise ValueError(f"{path(name)}: Model needs self.config = config")
-    return model
+    check_types(Config, values)
+    for key, value in values.items():
+        least = (1 if type(value) is int else 0) if hasattr(common, key) else -math.inf
+        most = 10_000 if key == "n_layer" else 2 ** 31
+        if type(value) in (int, float) and not (least <= value <= most and math.isfinite(value)):
+            raise ValueError(f"{key} must be at least {least} and at most {most:,}, not {value}")
+    return Config(**values)
+
+
+def build(name, **values):
+    """Model `name` with the given fields of Config, initialised. ValueError as config()."""
+    return module(name).Model(config(name, **values))
 
 
 def cache_class(name):

@@ -6,7 +6,7 @@ import torch
 import models
 import probes
 from nanodepth.devices import flops_per_token
-from nanodepth.options import parse_spec, run_script, same_shape, user_errors
+from nanodepth.cli import parse_spec, run_script, same_shape, user_errors
 
 
 def sizes(name, options):

@@ -6,7 +6,7 @@
 
 def load(run_dir, device="cpu"):
     """(model in eval mode, tokenizer, config of the run) from a run folder. UserError if it cannot be used."""
-    from nanodepth import options, runs, tokenizers     # here: its modules import this one first
-    run_dir = options.run_folder(run_dir)
+    from nanodepth import cli, runs, tokenizers     # here: its modules import this one first
+    run_dir = cli.run_folder(run_dir)
     model, config = runs.load(run_dir, device)
     return model, tokenizers.run_tokenizer(run_dir, config), config

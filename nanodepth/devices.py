@@ -5,11 +5,8 @@ import platform
 import re
 import resource
 import sys
-import time
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from unittest.mock import patch
 
 import torch
@@ -17,7 +14,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
 
-from nanodepth.options import UserError, one_line
+from nanodepth.cli import UserError, one_line
 
 
 def find_device(name="auto"):
@@ -67,30 +64,6 @@ def cast_weights(model, dtype):
             if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
                 module.weight.data = module.weight.data.bfloat16()
     return model
-
-
-def set_threads(n=None):
-    """Sets the number of CPU threads and returns it; None: one per core, or fewer where other programs use the cores.
-
-    There, threads that wait for each other at every operation can be twenty times slower than one. Of all cores, half
-    of them and so on down to one it is the largest number that is not much slower than the fastest.
-    """
-    x, most = torch.randn(256, 256), torch.get_num_threads()
-
-    def seconds(threads):
-        torch.set_num_threads(threads)
-        ends = [time.perf_counter()]
-        for _ in range(3):
-            for _ in range(200):
-                x @ x
-            ends.append(time.perf_counter())
-        return median(b - a for a, b in pairwise(ends))
-
-    if not n:
-        times = {most >> i: seconds(most >> i) for i in range(most.bit_length())} if most > 1 else {1: 0.0}
-        n = max(n for n, x in times.items() if x <= 1.5 * min(times.values()))
-    torch.set_num_threads(n)
-    return n
 
 
 def make_deterministic():

@@ -8,8 +8,8 @@ import urllib.request
 import numpy as np
 from tqdm import tqdm
 
-from nanodepth.options import UserError
-from nanodepth.shards import HEADER, MAGIC, read_shard
+from nanodepth.cli import UserError
+from nanodepth.data import HEADER, MAGIC, read_shard
 
 
 def complete(path):

@@ -10,7 +10,7 @@ from tqdm import tqdm
 import models
 from nanodepth import runs
 from nanodepth.devices import autocast, find_device
-from nanodepth.options import UserError, one_line, user_errors
+from nanodepth.cli import UserError, one_line, user_errors
 from nanodepth.tokenizers import run_tokenizer
 
 try:

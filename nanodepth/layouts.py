@@ -10,7 +10,7 @@ import re
 
 import torch
 
-from nanodepth.options import UserError
+from nanodepth.cli import UserError
 
 
 MOVED = (  # model, pattern of the option that its file had, the file that has it today

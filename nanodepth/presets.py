@@ -4,7 +4,7 @@ A field that the chosen model lacks is skipped; flags win. vocab_size is the pap
 Sources: EXO arXiv:2601.08131 and its training script, SAT arXiv:2605.03953 and its configs, MUDD arXiv:2502.12170;
 Pythia's configs are models/*/pythia-*.yml of github.com/EleutherAI/pythia.
 """
-from nanodepth.options import UserError
+from nanodepth.cli import UserError
 
 FINEWEB = dict(data="fineweb-edu", weight_decay=0.1, eval_tokens=10_485_760)
 EXO = dict(FINEWEB, vocab_size=57601, rope_theta=5e5, z_loss=1e-5, gate="elementwise", seq_len=2048, max_len=2048,

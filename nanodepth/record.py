@@ -14,57 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-import probes
-from nanodepth.options import UserError
-
-# ------------------------------------------------------------------------------------------------- for the training log
-
-
-@torch.no_grad()
-def watch(model, idx, modules):
-    """Outputs of some submodules in a forward pass on idx (B, T), in fp32 and in the order of their calls.
-
-    A tensor each, or a list where a module gives several, or None among them. Eager: with hooks, a compiled model would
-    compile once more, as long as for training.
-    """
-    outputs = []
-
-    def keep(module, inputs, output):
-        outputs.append(output.float() if torch.is_tensor(output) else [x if x is None else x.float() for x in output])
-
-    with ExitStack() as hooks:
-        for module in modules:
-            hooks.enter_context(module.register_forward_hook(keep))
-        model.forward(idx)
-    return outputs
-
-
-@torch.no_grad()
-def stats(name, model, idx):
-    """What the mechanism of model `name` does on idx (B, T), for the log: {quantity: [a number per layer]}.
-
-    From probes/NAME.py; without it the mean output gates, if there are modules block.attn.gate.
-    """
-    training = model.training
-    model.eval()                                    # no dropout, and no step of a moving average
-    found = getattr(probes.find(name), "stats", gate_stats)(model, idx)
-    model.train(training)
-    if not all(isinstance(x, float) for numbers in found.values() for x in numbers):
-        raise TypeError(f"stats() of probes/{name}.py must return {{name: [a float per layer]}}, not {found}")
-    return found
-
-
-def gate_stats(model, idx):
-    gates = [gate for block in getattr(model, "blocks", ()) if (gate := gate_of(block)) is not None]
-    outputs = watch(model, idx, gates) if gates else []                     # none where a model uses the weights alone
-    return {"gate": [g.sigmoid().mean().item() for g in outputs]} if outputs else {}
-
-
-def gate_of(block):
-    """The linear map of a block's output gate, or None."""
-    gate = getattr(getattr(block, "attn", None), "gate", None)
-    return gate if isinstance(gate, nn.Module) else None
-
+from nanodepth.cli import UserError
+from probes import gate_of, watch  # noqa: F401
 
 # ----------------------------------------------------------------------------------------------------- one forward pass
 

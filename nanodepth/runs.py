@@ -15,7 +15,6 @@ import secrets
 import shutil
 import subprocess
 import sys
-import zipfile
 import zlib
 from contextlib import contextmanager
 from dataclasses import asdict, fields
@@ -26,17 +25,8 @@ import numpy as np
 import torch
 
 import models
+from nanodepth.cli import UserError, one_line, user_errors
 from nanodepth.devices import disk_full, out_of_memory, processor
-from nanodepth.options import UserError, one_line, user_errors
-
-CHECKPOINT = {  # what must be in it; the rest are the options, the model's and the data's own fields
-    "model": dict, "optimizers": list, "step": int, "tokens": int, "rng": torch.Tensor, "tokenizer": str,
-    "config": dict, "config.model": str, "config.model_config": dict, "config.options": dict, "config.data": dict,
-    "config.tokenizer": str, "config.options.preset": str, "config.options.seq_len": int, "config.options.dtype": str,
-    "config.data.path": str, "config.data.fingerprint": str,
-}
-
-# ------------------------------------------------------------------------------------------------ reading and writing
 
 
 def write_atomically(path, write):
@@ -59,12 +49,9 @@ def write_text(path, text):
 
 
 def write_report(path, text):
-    """The same to a path that the user names; links and devices are written to and stay what they are."""
+    """Writes to a path that the user names with --json."""
     try:
-        if path.is_symlink() or path.exists() and not path.is_file():
-            path.write_text(text)
-        else:
-            write_text(path, text)
+        path.write_text(text, encoding="utf-8")
     except OSError as e:
         raise UserError(f"--json {path} could not be written: {e.strerror}") from None
 
@@ -85,6 +72,9 @@ def folder_atomically(out):
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
 def read_checkpoint(run_dir):
     """The checkpoint of a run folder as plain tensors and builtins. UserError if there is no good one."""
     path = Path(run_dir) / "ckpt.pt"
@@ -93,27 +83,15 @@ def read_checkpoint(run_dir):
                         "convert.py")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        config = checkpoint["config"]
+        for part, keys in ((checkpoint, "model optimizers step tokens rng tokenizer"), (config["data"], "path"),
+                           (config, "model model_config tokenizer"), (config["options"], "preset seq_len dtype")):
+            for key in keys.split():
+                part[key]
     except Exception as e:  # torch raises many kinds: truncated zip, foreign file, pickled code
-        why = "cut off, or another kind of file"
-        if isinstance(e, PermissionError):
-            why = e.strerror
-        elif zipfile.is_zipfile(path):
-            why = one_line(e).split(". ")[0]
-        raise UserError(f"{path} is not a readable checkpoint ({why}): put a copy of it there, or train again "
-                        "with another --out") from None
-    found = {name: look_up(checkpoint, name) for name in CHECKPOINT}
-    wrong = [name for name, kind in CHECKPOINT.items() if not isinstance(found[name], kind) or found[name] is True]
-    if wrong:
-        raise UserError(f"{path} is not a checkpoint of train.py: it lacks {', '.join(wrong)}, "
-                        "or has it in another form")
+        raise UserError(f"{path} is not a readable checkpoint of train.py ({type(e).__name__}: {one_line(e)[:80]}): "
+                        "put a copy of it there, or train again with another --out") from None
     return checkpoint
-
-
-def look_up(tree, name):
-    """tree["a"]["b"] for the name "a.b"; None if it is not there."""
-    for key in name.split("."):
-        tree = tree.get(key) if isinstance(tree, dict) else None
-    return tree
 
 
 def load(run_dir, device="cpu"):
@@ -121,9 +99,10 @@ def load(run_dir, device="cpu"):
     checkpoint = read_checkpoint(run_dir)
     config = checkpoint["config"]
     check_options(run_dir, config)
+    with user_errors(f"{run_dir}: "):
+        model_config = models.config(config["model"], **config["model_config"])
     try:
-        with user_errors():
-            model = models.build(config["model"], **config["model_config"])
+        model = models.module(config["model"]).Model(model_config)
         model.load_state_dict(checkpoint["model"])
     except (KeyError, TypeError, AttributeError, RuntimeError) as e:
         if out_of_memory(e):
@@ -169,9 +148,7 @@ def take_weights(model, run_dir):
 def log_rows(path, last):
     """The rows of log.jsonl up to the step `last`, without what is no row: a crash may have cut off the last."""
     rows = []
-    if not path.exists():
-        return rows
-    for line in path.read_bytes().splitlines():
+    for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
             row = json.loads(line)
             if row["kind"] and row["step"] <= last:
@@ -271,10 +248,10 @@ class Run:
         return run
 
     @classmethod
-    def resume(cls, options, given, model, data, ranks, set_optimizers):
-        """Takes up a run at its checkpoint: sets the model, the optimizers by set_optimizers(states, step) and torch's
-        random numbers, and cuts off the log there. given: the flags of the command line, which config.json gets.
-        UserError if the checkpoint does not fit; no file is changed then.
+    def resume(cls, options, given, model, data, ranks, optimizers):
+        """Takes up a run at its checkpoint: sets the model, the optimizers and torch's random numbers, and cuts off the
+        log there. given: the flags of the command line, which config.json gets. UserError if the checkpoint does not
+        fit; no file is changed then.
         """
         path = Path(options.resume)
         run = cls(path, options, ranks)
@@ -283,12 +260,13 @@ class Run:
         if run.config["data"]["fingerprint"] != data.fingerprint:
             raise UserError(f"{data.path} is not the data that {path} was trained on ({run.config['data']['path']}), "
                             "or has changed since: name that with --data")
-        if not 0 <= step <= options.max_steps or checkpoint["tokens"] != step * options.batch_tokens:
-            raise UserError(f"{path}/ckpt.pt: {checkpoint['tokens']} tokens at step {step} do not fit its "
-                            f"{options.max_steps} steps of {options.batch_tokens}")
         try:
+            if not 0 <= step <= options.max_steps or checkpoint["tokens"] != step * options.batch_tokens:
+                raise ValueError(f"{checkpoint['tokens']} tokens at step {step} of {options.max_steps} steps of "
+                                 f"{options.batch_tokens}")
             model.load_state_dict(checkpoint["model"])
-            set_optimizers(checkpoint["optimizers"], step)
+            for optimizer, state in zip(optimizers, checkpoint["optimizers"], strict=True):
+                optimizer.load_state_dict(state)
             torch.set_rng_state(checkpoint["rng"])
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as e:
             if out_of_memory(e):
@@ -322,15 +300,15 @@ class Run:
             self.file.write(json.dumps({"kind": kind, "step": step, "tokens": step * self.batch_tokens, **row}) + "\n")
             if self.wandb:
                 self.wandb.log({f"{kind}/{name}": x for name, x in row.items()}, step=step)
-            if self.board:
-                for name, x in row.items():
-                    if isinstance(x, (int, float)):
-                        self.board.add_scalar(f"{kind}/{name}", x, step)
+            for name, x in row.items() if self.board else ():
+                if isinstance(x, (int, float)):
+                    self.board.add_scalar(f"{kind}/{name}", x, step)
 
     def save(self, step, model, optimizers):
-        """Writes the checkpoint of `step`; optimizers: their states. None, or one line if that fails (full disk)."""
-        state = {"model": model.state_dict(), "optimizers": optimizers, "rng": torch.get_rng_state(), "step": step,
-                 "tokens": step * self.batch_tokens, "config": self.config, "tokenizer": self.config["tokenizer"]}
+        """Writes the checkpoint of `step`. None, or one line if that fails (full disk)."""
+        state = {"model": model.state_dict(), "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+                 "rng": torch.get_rng_state(), "step": step, "tokens": step * self.batch_tokens, "config": self.config,
+                 "tokenizer": self.config["tokenizer"]}
         try:
             if self.writes:
                 write_atomically(self.path / "ckpt.pt", lambda f: torch.save(state, f))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from nanodepth.options import UserError, one_line
+from nanodepth.cli import UserError, one_line
 from nanodepth.tokenizers import EOT
 
 BOM = b"\xef\xbb\xbf"                   # some editors begin a file with it; it is no text

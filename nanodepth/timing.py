@@ -20,7 +20,7 @@ import models
 import muon
 import probes
 from nanodepth.devices import autocast, cast_weights, flops_per_token
-from nanodepth.options import UserError, parse_spec, pick, same_shape, user_errors
+from nanodepth.cli import UserError, parse_spec, pick, same_shape, user_errors
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")                             # torch's profiler says when it starts
 

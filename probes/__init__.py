@@ -22,8 +22,12 @@ panels(run, numbers)            panels of gates.png: [function that draws one of
 PICTURES                        {file name: function({run: numbers}) -> a matplotlib figure}; models that name the same
                                 function share the picture
 """
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
+
+import torch
+from torch import nn
 
 
 def find(name):
@@ -34,3 +38,49 @@ def find(name):
 def of(name, what):
     """The function `what` of the probes of model `name`, or None."""
     return getattr(find(name), what, None)
+
+
+@torch.no_grad()
+def watch(model, idx, modules):
+    """Outputs of some submodules in a forward pass on idx (B, T), in fp32 and in the order of their calls.
+
+    A tensor each, or a list where a module gives several, or None among them. Eager: with hooks, a compiled model would
+    compile once more, as long as for training.
+    """
+    outputs = []
+
+    def keep(module, inputs, output):
+        outputs.append(output.float() if torch.is_tensor(output) else [x if x is None else x.float() for x in output])
+
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.enter_context(module.register_forward_hook(keep))
+        model.forward(idx)
+    return outputs
+
+
+@torch.no_grad()
+def stats(name, model, idx):
+    """What the mechanism of model `name` does on idx (B, T), for the log: {quantity: [a number per layer]}.
+
+    From probes/NAME.py; without it the mean output gates, if there are modules block.attn.gate.
+    """
+    training = model.training
+    model.eval()                                    # no dropout, and no step of a moving average
+    found = (of(name, "stats") or gate_stats)(model, idx)
+    model.train(training)
+    if not all(isinstance(x, float) for numbers in found.values() for x in numbers):
+        raise TypeError(f"stats() of probes/{name}.py must return {{name: [a float per layer]}}, not {found}")
+    return found
+
+
+def gate_stats(model, idx):
+    gates = [gate for block in getattr(model, "blocks", ()) if (gate := gate_of(block)) is not None]
+    outputs = watch(model, idx, gates) if gates else []                     # none where a model uses the weights alone
+    return {"gate": [g.sigmoid().mean().item() for g in outputs]} if outputs else {}
+
+
+def gate_of(block):
+    """The linear map of a block's output gate, or None."""
+    gate = getattr(getattr(block, "attn", None), "gate", None)
+    return gate if isinstance(gate, nn.Module) else None

@@ -1,7 +1,7 @@
 """What is known about dape.py besides the model."""
 import torch
 
-from nanodepth.record import watch
+from probes import watch
 
 
 def costs(c, T):

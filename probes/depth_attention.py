@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 import models
-from nanodepth.record import watch
+from probes import watch
 
 
 def costs(c, T):

@@ -2,7 +2,8 @@
 import torch
 
 from nanodepth.pictures import LAYERS, grid, heat, lines
-from nanodepth.record import averaged, lists, replaced, spaces, watch
+from nanodepth.record import averaged, lists, replaced, spaces
+from probes import watch
 
 MAPS = dict(q="wq", k="wk", v="wv", g="gate")               # the module of a layer's attention that makes each stream
 

@@ -1,7 +1,7 @@
 """What to watch in a trained geonorm.py."""
 import torch.nn.functional as F
 
-from nanodepth.record import watch
+from probes import watch
 
 
 def costs(c, T):

@@ -1,5 +1,5 @@
 """What is known about kern.py besides the model."""
-from nanodepth.record import watch
+from probes import watch
 
 
 def costs(c, T):

@@ -4,7 +4,8 @@ import math
 import torch
 
 from nanodepth.pictures import figure, heat
-from nanodepth.record import part, watch
+from nanodepth.record import part
+from probes import watch
 
 
 def sizes(c):

@@ -3,7 +3,7 @@ import math
 
 import torch.nn.functional as F
 
-from nanodepth.record import watch
+from probes import watch
 
 
 def costs(c, T):

@@ -2,7 +2,7 @@
 import torch
 from torch import nn
 
-from nanodepth.record import watch
+from probes import watch
 
 
 def costs(c, T):

@@ -2,7 +2,8 @@
 import torch
 
 from nanodepth.pictures import bars, heat, lines, per_layer
-from nanodepth.record import replaced, watch
+from nanodepth.record import replaced
+from probes import watch
 from nanodepth.scoring import evaluate
 
 

@@ -1,7 +1,7 @@
 """What speedrun.py costs, when it is gpt.py, and what to watch in a trained one."""
 import torch
 
-from nanodepth.record import watch
+from probes import watch
 
 
 def costs(c, T):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TOP))
-from nanodepth import record, runs, shards  # noqa: E402
+from nanodepth import data, record, runs  # noqa: E402
 
 
 def script(log, name, *words):
@@ -55,7 +55,7 @@ def copying(run):
     """record.copying() of a finished run on the tokens of its validations, in fp32."""
     model, config = runs.load(run)
     options = config["options"]
-    return record.copying(model, shards.run_data(run, config).val_batches(
+    return record.copying(model, data.run_data(run, config).val_batches(
         options["eval_tokens"], 16, options["seq_len"]))
 
 

@@ -40,7 +40,7 @@ import data_prep  # noqa: E402
 import models  # noqa: E402
 import train  # noqa: E402
 from nanodepth import runs, timing  # noqa: E402
-from nanodepth.shards import Data  # noqa: E402
+from nanodepth.data import Data  # noqa: E402
 
 # a checkpoint of 3 MB, so that writing it takes as long as a step
 RUN = dict(n_layer=3, d_model=96, n_head=2, d_ff=256, max_len=64, seq_len=16, batch_tokens=128, max_steps=12,

@@ -13,7 +13,7 @@ import pytest
 
 import data_prep
 from forked import within
-from nanodepth.shards import Data
+from nanodepth.data import Data
 
 ROOT = Path(__file__).parent.parent
 EOT = "<|endoftext|>"

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def within(script, main, *words):
     """The exit code of a script's main(argv) in this process; prints the error line as the script would."""
-    from nanodepth.options import UserError, exit_code
+    from nanodepth.cli import UserError, exit_code
     try:
         return main([*map(str, words)])
     except SystemExit as e:

@@ -16,7 +16,7 @@ import data_prep
 import models
 import probes
 from nanodepth import record, runs
-from nanodepth.shards import run_data
+from nanodepth.data import run_data
 
 # the baseline, and a model for each function that draws something
 DRAWN = {draw: name for name in reversed(models.names()) for what in ("PICTURES", "panels")

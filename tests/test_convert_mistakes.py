@@ -10,7 +10,7 @@ import convert
 import train
 from forked import within
 from nanodepth import layouts, runs
-from nanodepth.options import UserError
+from nanodepth.cli import UserError
 from published import FIRST, LLAMA, MAKE, QK_NORM, llama, mudd, obpm, off, save, trained
 
 

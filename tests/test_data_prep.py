@@ -20,8 +20,8 @@ import pytest
 import data_prep
 from folders import DOCS, EOT, ROOT, cli, main, ranks_file, shard_bytes, splits_of, write_docs
 from nanodepth import tokenizers
-from nanodepth.options import UserError
-from nanodepth.shards import Data
+from nanodepth.cli import UserError
+from nanodepth.data import Data
 
 
 def expected(docs, prepared):

@@ -13,8 +13,8 @@ import pytest
 
 import data_prep
 from folders import ROOT, main, shard_bytes
-from nanodepth.options import UserError
-from nanodepth.shards import Data
+from nanodepth.cli import UserError
+from nanodepth.data import Data
 
 
 def train_shard(i):

@@ -22,7 +22,7 @@ import models  # noqa: E402
 import settings  # noqa: E402
 from forked import within  # noqa: E402
 from nanodepth import harness, runs  # noqa: E402
-from nanodepth.shards import Data  # noqa: E402
+from nanodepth.data import Data  # noqa: E402
 from small import wide  # noqa: E402
 from test_models import need  # noqa: E402
 

@@ -8,7 +8,7 @@ import torch
 import data_prep
 import models
 from nanodepth import harness, runs
-from nanodepth.shards import Data
+from nanodepth.data import Data
 from test_eval import save_run
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import data_prep
 import models
 from nanodepth import runs
-from nanodepth.options import UserError
+from nanodepth.cli import UserError
 from small import ROOT, SMALL, assert_same_run, flags, inside, losses, near, rows, start, vals
 
 LONG = {**SMALL, "max_steps": 48, "schedule": "wsd"}                        # its end begins at step 36

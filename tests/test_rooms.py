@@ -13,7 +13,7 @@ import torch
 import models
 import nanodepth
 import probes
-from nanodepth.options import UserError
+from nanodepth.cli import UserError
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = {path.stem for path in ROOT.glob("*.py")} - {"muon"}

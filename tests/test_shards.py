@@ -10,8 +10,8 @@ import torch
 
 from folders import make, meta_of, shard_bytes
 from nanodepth import shards
-from nanodepth.options import UserError
-from nanodepth.shards import Data
+from nanodepth.cli import UserError
+from nanodepth.data import Data
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int64, list])

@@ -10,7 +10,7 @@ import pytest
 import data_prep
 from folders import DOCS, EOT, main, splits_of, write_parquet, zst
 from nanodepth import tokenizers
-from nanodepth.options import UserError
+from nanodepth.cli import UserError
 from nanodepth.texts import documents, text_files
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from folders import DOCS, ranks_file
 from nanodepth import tokenizers
-from nanodepth.options import UserError
+from nanodepth.cli import UserError
 
 
 @pytest.fixture(params=["byte", "file", "gpt2"])

@@ -25,7 +25,7 @@ import settings
 import train
 from forked import Scripts
 from nanodepth import devices, options, presets, runs
-from nanodepth.shards import Batches, Data
+from nanodepth.data import Batches, Data
 from small import ROOT, SMALL, assert_same_run, command, flags, inside, losses, near, process, rows, start, vals
 
 

@@ -16,7 +16,7 @@ import settings
 import train
 from nanodepth import console, devices, runs, scoring
 from nanodepth.devices import flops_per_token
-from nanodepth.shards import Batches, Data
+from nanodepth.data import Batches, Data
 from small import SMALL, flags, inside, rows
 
 CPU = torch.device("cpu")

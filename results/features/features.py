@@ -31,9 +31,9 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 import publish  # noqa: E402
 
 from nanodepth import record, runs  # noqa: E402
-from nanodepth.options import run_script  # noqa: E402
+from nanodepth.cli import run_script  # noqa: E402
 from nanodepth.pictures import figure, lines, save  # noqa: E402
-from nanodepth.shards import run_data  # noqa: E402
+from nanodepth.data import run_data  # noqa: E402
 from nanodepth.tokenizers import run_tokenizer  # noqa: E402
 from probes.satformer import value_gates  # noqa: E402
 

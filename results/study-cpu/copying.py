@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 import publish  # noqa: E402
 
-from nanodepth import record, runs, shards  # noqa: E402
+from nanodepth import data, record, runs  # noqa: E402
 from nanodepth.record import replaced  # noqa: E402
 
 
@@ -70,7 +70,7 @@ CUTS = {"resformer": resformer, "satformer": satformer, "exoformer": exoformer, 
 def measure(run, cuts, n_tokens):
     """{"0" for nothing or the layer that is cut: record.copying()}"""
     model, config = runs.load(run)
-    batches = list(shards.run_data(run, config).val_batches(n_tokens, 16, config["options"]["seq_len"]))
+    batches = list(data.run_data(run, config).val_batches(n_tokens, 16, config["options"]["seq_len"]))
     found = {"0": record.copying(model, batches)}
     for layer, cut in cuts(model).items():
         with cut:

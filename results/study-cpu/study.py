@@ -30,7 +30,7 @@ import publish  # noqa: E402
 import data_prep  # noqa: E402
 import models  # noqa: E402
 import muon  # noqa: E402
-from nanodepth.options import UserError  # noqa: E402
+from nanodepth.cli import UserError  # noqa: E402
 from train import parse  # noqa: E402
 
 SYSTEMS = {  # name in the tables: model and its options
@@ -123,7 +123,7 @@ def main():
     args.logs = args.logs.resolve()
     args.out = (args.out or (Path("runs") if args.logs == HERE / "logs" else args.logs.parent) / "study").resolve()
     try:
-        args.fingerprint = publish.shards.Data(data_prep.train_folder(args.data)).fingerprint
+        args.fingerprint = publish.data.Data(publish.data.train_folder(args.data)).fingerprint
     except UserError as e:
         parser.error(str(e))
     best = {system: best_rates(system, args) for system in args.systems}

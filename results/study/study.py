@@ -31,7 +31,7 @@ import publish  # noqa: E402
 import data_prep  # noqa: E402
 import models  # noqa: E402
 from nanodepth import runs  # noqa: E402
-from nanodepth.shards import Data  # noqa: E402
+from nanodepth.data import Data  # noqa: E402
 
 STEPS, SEEDS = (500, 1000, 2000, 4000), 3
 GPT, MIX = (0.007, 0.024, 0.002), (0.01, 0.024, 0.008)              # rates: muon_lr, adamw_lr, mix_lr

@@ -1,4 +1,4 @@
-"""Token shards: the format, its writer and reader, and the loader of a data folder.
+"""Data: token shards, the folders they are in, and the batches of a training step.
 
 A data folder holds shards `train_000000.bin ...`, `val_000000.bin ...`, `meta.json` (tokenizer, counts, sha256 of each
 shard, source) and `token_bytes.npy`. A shard is a header of 256 int32 and then uint16 tokens, all little-endian (the
@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nanodepth.options import UserError, find
+from nanodepth.cli import ROOT, UserError, find
 from nanodepth.runs import write_atomically, write_text
-from nanodepth.tokenizers import MAX_VOCAB, load_tokenizer, token_bytes
 
-HEADER = 256                           # int32 numbers before the tokens: [0] magic, [1] version, [2] token count, zeros
+HEADER = 256                            # int32 numbers before the tokens: [0] magic, [1] version, [2] token count, zeros
 MAGIC, VERSION = 20240520, 1
+MAX_VOCAB = 2**16                       # tokens are uint16
 CHUNK = 2**22                           # tokens that are looked at in one go
 
 
@@ -52,21 +52,13 @@ def read_shard(path) -> np.memmap:
             start, size = f.read(4 * HEADER), os.fstat(f.fileno()).st_size
     except OSError as e:
         raise UserError(f"{path}: {e.strerror}") from None
-    if size < 4 * HEADER:
-        raise UserError(f"{path}: not a token shard: {size} bytes, the header alone takes {4 * HEADER:,}: "
-                        "prepare it with data_prep.py")
-    magic, version, n = np.frombuffer(start, "<i4")[:3].tolist()
-    if magic != MAGIC:
-        raise UserError(f"{path}: not a token shard: starts with {magic} instead of {MAGIC}: "
-                        "prepare it with data_prep.py")
-    if version != VERSION:
-        raise UserError(f"{path}: token shard of version {version}, only version {VERSION} is known: prepare it again")
-    if n < 1:
-        raise UserError(f"{path}: header says {n:,} tokens: prepare it again")
+    magic, version, n = np.frombuffer(start.ljust(12, b"\0")[:12], "<i4").tolist()
+    if size < 4 * HEADER or (magic, version) != (MAGIC, VERSION) or n < 1:
+        raise UserError(f"{path}: not a token shard: {size:,} bytes that start with {magic}, {version}, {n} instead of "
+                        f"{MAGIC}, {VERSION} and a number of tokens: prepare it with data_prep.py")
     if size != 4 * HEADER + 2 * n:
-        own = re.fullmatch(r"(train|val)_\d{6}\.bin", os.path.basename(path))    # as Writer names them
-        raise UserError(f"{path}: header says {n:,} tokens, file holds {size / 2 - 2 * HEADER:,.15g}: "
-                        f"{'prepare the folder again' if own else 'download it again'}")
+        raise UserError(f"{path}: header says {n:,} tokens, file holds {size / 2 - 2 * HEADER:,.15g}: prepare the folder "
+                        "again, or download this file again")
     return np.memmap(path, "<u2", "r", offset=4 * HEADER, shape=(n,))
 
 
@@ -143,7 +135,7 @@ class Data:
             what = "a file, and not a" if os.path.exists(path) else "no such"
             raise UserError(f"{path}: {what} data folder: make it with python data_prep.py (stdlib, fineweb-edu or "
                             "text), or name another place with --data")
-        self.meta = self.read_meta()
+        self.read_meta()
         recorded = self.meta.get("shards")
         found = sorted(p.name for p in path.iterdir() if split_of(p.name))
         if recorded is None and list(path.glob("*.part")):
@@ -174,28 +166,25 @@ class Data:
         self.fingerprint = digest.hexdigest()[:16]
 
     def read_meta(self):
-        """meta.json as a dict, or {} without one; sets tokenizer and vocab_size."""
-        file, meta = self.path / "meta.json", {}
-        if file.exists():
-            try:
-                meta = json.loads(file.read_text())
-                typed = type(meta["tokenizer"]) is str and type(meta["vocab_size"]) is int
-                for name, shard in meta["shards"].items():
-                    typed &= bool(split_of(name)) and type(shard["tokens"]) is int and type(shard["sha256"]) is str
-                if not (typed and 0 < meta["vocab_size"] <= MAX_VOCAB):
-                    raise ValueError("tokenizer, vocab_size or shards are not as data_prep.py writes them")
-            except OSError as e:
-                raise UserError(f"{file}: {e.strerror}") from None
-            except (ValueError, KeyError, TypeError, AttributeError) as e:
-                raise UserError(f"{file}: broken ({type(e).__name__}: {e}): prepare the folder again") from None
-        self.tokenizer, self.vocab_size = meta.get("tokenizer", "gpt2"), meta.get("vocab_size", 50257)
+        """Sets meta, tokenizer and vocab_size from meta.json, or GPT-2's without one."""
+        file = self.path / "meta.json"
+        try:
+            self.meta = json.loads(file.read_bytes()) if file.exists() else {}
+            self.tokenizer, self.vocab_size = self.meta.get("tokenizer", "gpt2"), self.meta.get("vocab_size", 50257)
+            shards = self.meta.get("shards", {}).items()
+            if not (type(self.tokenizer) is str and type(self.vocab_size) is int and 0 < self.vocab_size <= MAX_VOCAB
+                    and all(split_of(name) and {"tokens", "sha256"} <= set(shard) for name, shard in shards)):
+                raise ValueError("it is not as data_prep.py writes it")
+        except OSError as e:
+            raise UserError(f"{file}: {e.strerror}") from None
+        except (ValueError, AttributeError, TypeError) as e:
+            raise UserError(f"{file}: broken ({type(e).__name__}: {e}): prepare the folder again") from None
         if self.tokenizer not in ("gpt2", "byte"):
-            ranks = self.path / self.tokenizer
-            if ranks.name != self.tokenizer or not ranks.is_file():
+            ranks = self.path / Path(self.tokenizer).name
+            if not ranks.is_file():
                 raise UserError(f"{file}: its tokenizer {self.tokenizer!r} is no file of the folder: "
                                 "prepare the folder again")
             self.tokenizer = str(ranks)
-        return meta
 
     def check_ids(self, name, tokens):
         """UserError if a token of this shard is beyond the vocabulary."""
@@ -209,19 +198,17 @@ class Data:
     @cached_property
     def token_bytes(self):
         """int64 (vocab_size,): bytes of text per token id, or None where the tokenizer cannot be loaded."""
+        from nanodepth.tokenizers import load_tokenizer, token_bytes
         file = self.path / "token_bytes.npy"
         try:
             widths = np.load(file, allow_pickle=False) if file.exists() else token_bytes(load_tokenizer(self.tokenizer))
+            if widths.shape != (self.vocab_size,) or widths.dtype.kind not in "iu" or widths.min() < 0:
+                raise ValueError
         except UserError:
             return None
         except Exception:                                                  # numpy raises many kinds for a broken header
-            widths = None
-        if not isinstance(widths, np.ndarray) or widths.dtype.kind not in "iu" or widths.min() < 0:
-            raise UserError(f"{file}: not readable as an array of numbers: "
-                            "delete it, it is made again from the tokenizer")
-        if widths.shape != (self.vocab_size,):
-            raise UserError(f"{file}: {widths.shape} lengths for a vocabulary of {self.vocab_size:,}: "
-                            "prepare the folder again")
+            raise UserError(f"{file}: not the lengths of {self.vocab_size:,} tokens: delete it, it is made again from "
+                            "the tokenizer") from None
         return widths.astype(np.int64)
 
     def n_windows(self, seq_len: int) -> int:
@@ -283,8 +270,7 @@ class Batches:
 
     n_seq: sequences in a step; micro: in one forward pass of one rank; n_micro: such passes of a rank in a step.
     Without --micro_batch a pass has up to 32,768 tokens, or the model's micro_tokens, halved until parameters x tokens
-    are at most 2^44: 32,768 up to 0.5B parameters, 8,192 up to 2.1B. UserError for numbers that do not divide, and for
-    a tokenizer that cannot be had where samples need it.
+    are at most 2^44: 32,768 up to 0.5B parameters, 8,192 up to 2.1B. UserError for numbers that do not divide.
     """
 
     def __init__(self, data, options, ranks, model):
@@ -304,8 +290,6 @@ class Batches:
                             "that a rank has per step")
         self.n_micro = self.per_rank // self.micro
         self.token_bytes = data.token_bytes
-        if options.sample_every:                                            # now, and not in the middle of a run
-            load_tokenizer(data.tokenizer)
         self.n_epochs = options.max_steps * self.n_seq / data.n_windows(options.seq_len)
 
     def train(self, step):
@@ -315,10 +299,6 @@ class Batches:
             pair = self.data.batch(step, start, start + self.micro, self.n_seq, self.options.seq_len, self.options.seed)
             pinned = (t.pin_memory() if device.type == "cuda" else t for t in pair)         # copied while the GPU works
             yield (t.to(device, non_blocking=True) for t in pinned)
-
-    def n_val(self, n_tokens):
-        """About how many batches val(n_tokens) has."""
-        return -(-min(n_tokens, self.data.n_val) // (self.micro * self.options.seq_len * self.ranks.world))
 
     def val(self, n_tokens):
         """The batches of the first n_tokens of the validation split that this rank scores."""
@@ -336,6 +316,23 @@ def find_folder(name, *places):
     found = [find(at, *places) for at in (Path(name), Path("data") / name)]
     found = sorted((path for path in found if os.path.isdir(path)), key=lambda path: not any(path.glob("*.bin")))
     return next(iter(found), Path("." if os.path.exists(name) else "data") / name)      # a folder of texts comes last
+
+
+def train_folder(name, run=None, ranks=None):
+    """The folder of train.py's --data; for a run that goes on, also looked for from its place.
+
+    The first rank makes the default data, in the repository, and the others wait for it.
+    """
+    folder = find_folder(name, *(Path(run).resolve().parents if run else ()))
+    if name == "stdlib" and not folder.exists():
+        folder = Path(os.path.relpath(ROOT / "data" / "stdlib"))
+        if ranks is None or ranks.rank == 0:
+            from data_prep import prepare_stdlib
+            print(f"preparing {folder}, the Python standard library's own source text (once)", flush=True)
+            prepare_stdlib(folder)
+    if ranks:
+        ranks.wait()
+    return folder
 
 
 def run_data(run, config, name=None) -> Data:

@@ -1,4 +1,4 @@
-"""Options: from the words of a command line to the fields of dataclasses, and what a user can get wrong on the way."""
+"""The command line: from its words to the fields of dataclasses, and what a user gets wrong on the way, in one line."""
 import argparse
 import difflib
 import inspect
@@ -7,7 +7,6 @@ import re
 import shlex
 import signal
 import sys
-import traceback
 import typing
 from contextlib import contextmanager
 from dataclasses import fields
@@ -15,7 +14,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import models
-from models import check_types           # there, since the registry needs it and imports nothing of ours
 
 ROOT = Path(__file__).resolve().parent.parent                   # of the repository
 ELSEWHERE = {  # what other code bases call our flags
@@ -36,10 +34,7 @@ ELSEWHERE = {  # what other code bases call our flags
 
 
 class UserError(ValueError):
-    """What the user must put right. The message is one line: what is wrong, the value seen, what to do.
-
-    code: the exit code of the process; 2, or 1 where no flag is to blame.
-    """
+    """What the user must put right: one line with what is wrong, the value seen, what to do. code: the exit code."""
 
     def __init__(self, message, code=2):
         super().__init__(message)
@@ -48,33 +43,20 @@ class UserError(ValueError):
 
 @contextmanager
 def user_errors(prefix=""):
-    """A ValueError in this block is the user's to put right: it becomes a UserError, the prefix before its message.
-
-    Unless no `raise` made it, in the model file if it went through one, or else where it came from: then it is a bug.
-    """
+    """A ValueError in this block is the user's to put right: it becomes a UserError, the prefix before its message."""
     try:
         yield
     except UserError:
         raise
     except ValueError as e:
-        frames = traceback.extract_tb(e.__traceback__)
-        at = ([frame for frame in frames if Path(frame.filename).parent.name in ("models", "more")] or frames)[-1]
-        if not at.line.startswith("raise"):
-            raise
         raise UserError(f"{prefix}{one_line(e)}") from None
-
-
-def exit_code(script, error):
-    """The exit code after a UserError, which is printed as one line on stderr, or after Ctrl-C."""
-    if isinstance(error, KeyboardInterrupt):
-        return 130
-    rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
-    print(f"{script}: {'error: ' if error.code == 2 else ''}{rank}{escaped(error)}", file=sys.stderr, flush=True)
-    return error.code
 
 
 def run_script(script, main):
     """Ends the process with the exit code of main(words of the command line)."""
+    for stream in (sys.stdout, sys.stderr):                     # what the terminal's encoding lacks ends no run
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     try:
         try:
             sys.exit(main(sys.argv[1:]))
@@ -87,10 +69,24 @@ def run_script(script, main):
         sys.exit(128 + signal.SIGPIPE)
 
 
+def exit_code(script, error):
+    """The exit code after a UserError, which is printed as one line on stderr, or after Ctrl-C."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
+    print(f"{script}: {'error: ' if error.code == 2 else ''}{rank}{escaped(error)}", file=sys.stderr, flush=True)
+    return error.code
+
+
 def one_line(error):
     """The first line of an exception's message, with the second where the first only introduces it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[0] if len(lines) == 1 or not lines[0].endswith(":") else f"{lines[0]} {lines[1]}"
+
+
+def escaped(message):
+    """A message in which line breaks, of a file's name for instance, do not break the line."""
+    return str(message).replace("\n", "\\n").replace("\r", "\\r")
 
 
 def shell(script, *words):
@@ -108,7 +104,7 @@ def find(path, *places):
 
 def run_folder(path):
     """The run folder that a path means: itself, here or below the repository; of a ckpt.pt the folder it is in."""
-    path = find(path)
+    path = find(os.path.expanduser(path))
     return str(path.parent if path.name == "ckpt.pt" and path.is_file() else path)
 
 
@@ -122,11 +118,6 @@ def out_file(path):
     return Path(path)
 
 
-def escaped(message):
-    """A message in which line breaks, of a file's name for instance, do not break the line."""
-    return str(message).replace("\n", "\\n").replace("\r", "\\r")
-
-
 class Parser(argparse.ArgumentParser):
     """A mistake in the flags is one line and exit code 2; for a flag that does not exist it names ours or the nearest.
 
@@ -138,8 +129,6 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog, **{**settings, "allow_abbrev": False})
 
     def error(self, message):
-        if "ignored explicit argument" in message:
-            message = f"{message.split(':')[0]}: a switch takes true, false or nothing"
         self.exit(exit_code(self.prog.split()[0], UserError(message)))
 
     def parse_args(self, args=None, namespace=None):
@@ -157,8 +146,7 @@ class Parser(argparse.ArgumentParser):
         """What to do about a word that is no argument. flags: {flag: its action} of those that exist."""
         for flag, word in pairwise(args):
             if word == unknown and flag in flags and flags[flag].nargs == 0:
-                return f"{flag} is a switch and takes no value" + (
-                    f": {flag} or --no-{flag[2:]}" if f"--no-{flag[2:]}" in flags else "")
+                return f"{flag} is a switch and takes no value"
         known, asked = [flag[2:] for flag in flags if flag[:2] == "--"], unknown.split("=")[0].lstrip("-")
         ours = next((names.split(" --") for names, words in ELSEWHERE.items()
                      if asked.replace("-", "_") in words.split()), [])
@@ -175,11 +163,6 @@ class Parser(argparse.ArgumentParser):
             words.append(word)
         return super().parse_known_args(words, namespace)
 
-    def _get_values(self, action, arg_strings):
-        if action.option_strings and "--" in arg_strings:                   # argparse would make it an empty list
-            self.error(f"argument {action.option_strings[0]}: expected a value, not '--'")
-        return super()._get_values(action, arg_strings)
-
 
 def add_options(parser, title, cls, defaults):
     """One flag per field of the dataclass `cls`; the comment behind the field is its help.
@@ -192,12 +175,9 @@ def add_options(parser, title, cls, defaults):
     for f in fields(cls):
         (kind,), default = models.kinds(types[f.name]), defaults.get(f.name, f.default)
         text = f"{notes.get(f.name, '')} [{'none' if default is None else default}]".replace("%", "%%")
-        if kind is bool:
-            group.add_argument(f"--{f.name}", action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS,
-                               help=text)
-        else:
-            group.add_argument(f"--{f.name}", type=reader(types[f.name]), default=argparse.SUPPRESS, help=text,
-                               metavar={int: "N", float: "X"}.get(kind, f.name.upper()))
+        how = dict(action=argparse.BooleanOptionalAction) if kind is bool else dict(
+            type=reader(types[f.name]), metavar={int: "N", float: "X"}.get(kind, f.name.upper()))
+        group.add_argument(f"--{f.name}", default=argparse.SUPPRESS, help=text, **how)
 
 
 def reader(hint):
@@ -219,7 +199,7 @@ def pick(cls, values):
     """Those of `values` that are fields of the dataclass `cls`. UserError if one is not of its field's type."""
     picked = {f.name: values[f.name] for f in fields(cls) if f.name in values}
     with user_errors():
-        check_types(cls, picked)
+        models.check_types(cls, picked)
     return picked
 
 
