@@ -1,11 +1,11 @@
 """The LM evaluation harness: an adapter to it, the papers' tables, and associative recall without it."""
 import re
 import sys
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 import models
@@ -53,6 +53,19 @@ MQAR_PAIRS = (4, 8, 16)
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")     # lm_eval's names, in its order
 
 
+def take_rows(held, rows):
+    """A cache of other batch rows: of every tensor in it, at any depth, held[rows]. Counters, of no dimension, stay."""
+    if isinstance(held, torch.Tensor):
+        return held[rows] if held.ndim else held
+    if isinstance(held, (list, tuple)):
+        return type(held)(take_rows(part, rows) for part in held)
+    if isinstance(held, dict):
+        return {key: take_rows(part, rows) for key, part in held.items()}
+    if hasattr(held, "__dict__") and not isinstance(held, torch.nn.Module):
+        vars(held).update(take_rows(vars(held), rows))
+    return held
+
+
 def generation(options):
     """(stop strings, number of tokens) of generation_kwargs. UserError unless they ask for greedy decoding."""
     sampled = options.get("do_sample")
@@ -85,7 +98,9 @@ class HarnessLM(TemplateLM):
         self.batch_tokens, self.seq_len = batch_tokens, seq_len or self.model.config.max_len
         if self.seq_len > self.model.config.max_len:
             raise UserError(f"--seq_len {seq_len} is longer than max_len {self.model.config.max_len} of {run}")
-        self.name, self.autocast = config["model"], autocast(self._device, config["options"]["dtype"])
+        self.autocast = autocast(self._device, config["options"]["dtype"])
+        with user_errors():
+            self.Cache = models.cache_class(config["model"])
 
     @property
     def eot_token_id(self):
@@ -111,30 +126,49 @@ class HarnessLM(TemplateLM):
                   "their beginnings are cut off", file=sys.stderr)
         return [context[-room:] or [self.bos] for context, room in zip(contexts, rooms)]
 
+    def batches(self, contexts, sizes):
+        """Yields lists of indices of contexts of one length, of which continuations of sizes[i] tokens follow.
+
+        Longest first: memory runs out at once or not at all. Equal contexts are neighbours.
+        """
+        order = sorted(range(len(contexts)), key=lambda i: (len(contexts[i]), contexts[i]), reverse=True)
+        for length, same in groupby(order, key=lambda i: len(contexts[i])):
+            same = list(same)
+            n = max(1, self.batch_tokens // (length + max(sizes[i] for i in same)))
+            yield from (same[at:at + n] for at in range(0, len(same), n))
+
     @torch.inference_mode()
     def _loglikelihood_tokens(self, requests, disable_tqdm=False, **kwargs):
-        """[(sum of log p(continuation | context), whether greedy decoding gives it)] of (_, context, continuation)s."""
-        _, contexts, continuations = zip(*requests)
-        sizes = [len(continuation) for continuation in continuations]
+        """[(sum of log p(continuation | context), whether greedy decoding gives it)] of (_, context, continuation)s.
+
+        A context that several continuations share is read once.
+        """
+        scores, sizes = [None] * len(requests), [len(continuation) for _, _, continuation in requests]
         if wrong := [n for n in sizes if not 0 < n <= self.seq_len]:
             raise UserError(f"a continuation of {wrong[0]} tokens: 1 to {self.seq_len} can be scored")
-        contexts = self.prompts(contexts, [self.seq_len + 1 - n for n in sizes])
-        texts = [torch.tensor([*context, *continuation]) for context, continuation in zip(contexts, continuations)]
-        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))     # memory runs out at once or not at all
-        scores, begin = [None] * len(texts), 0
-        with tqdm(total=len(texts), desc="log-likelihoods", disable=disable_tqdm or None, leave=False) as bar:
-            while begin < len(texts):
-                rows = order[begin:begin + max(1, self.batch_tokens // len(texts[order[begin]]))]
-                tokens = pad_sequence([texts[i] for i in rows], batch_first=True).to(self._device)
-                with self.autocast:
-                    all_logits = self.model(tokens[:, :-1])[0][..., :self.n_vocab]
+        contexts = self.prompts([context for _, context, _ in requests], [self.seq_len + 1 - n for n in sizes])
+        norm = getattr(self.model, "final_norm", torch.nn.Identity())       # the head is half of a small model
+        last = lambda module, inputs: (inputs[0][:, -1:],)                  # (B, 1, C)
+        bar = tqdm(total=len(requests), desc="log-likelihoods", disable=disable_tqdm or None, leave=False)
+        with self.autocast, bar:
+            for rows in self.batches(contexts, sizes):
+                width, places = max(sizes[i] for i in rows), {}             # places: {context: its row in the cache}
+                at = [places.setdefault(tuple(contexts[i]), len(places)) for i in rows]
+                idx = torch.tensor(list(places), device=self._device)
+                cache = self.Cache(self.model, len(places), idx.size(1) + width - 1)
+                with norm.register_forward_pre_hook(last):
+                    first = self.model(idx, cache=cache)[0][at, -1:, :self.n_vocab]                 # (B, 1, V)
+                tokens = torch.zeros(len(rows), width, dtype=torch.long)
                 for row, i in enumerate(rows):
-                    end = len(texts[i])
-                    logits = all_logits[row, end - 1 - sizes[i]:end - 1].float()
-                    wanted = tokens[row, end - sizes[i]:end]
+                    tokens[row, :sizes[i]] = torch.tensor(requests[i][2])
+                tokens, rest = tokens.to(self._device), first[:, :0]
+                if width > 1:
+                    cache = take_rows(cache, at) if len(places) < len(rows) else cache
+                    rest = self.model(tokens[:, :-1], cache=cache)[0][..., :self.n_vocab]
+                for row, i in enumerate(rows):
+                    logits, wanted = torch.cat((first[row], rest[row, :sizes[i] - 1])).float(), tokens[row, :sizes[i]]
                     score = logits.gather(1, wanted[:, None])[:, 0] - logits.logsumexp(-1)
                     scores[i] = (score.sum().item(), bool((logits.argmax(-1) == wanted).all()))
-                begin += len(rows)
                 bar.update(len(rows))
         return scores
 
@@ -155,8 +189,6 @@ class HarnessLM(TemplateLM):
 
         At least half of the window is the prompt's.
         """
-        with user_errors():
-            Cache = models.cache_class(self.name)
         contexts = [self.tok_encode(request.args[0]) for request in requests]
         stops, asked = zip(*(generation(request.args[1]) for request in requests))
         limits = [min(n, max(self.seq_len // 2, self.seq_len - max(1, len(context))))
@@ -168,7 +200,7 @@ class HarnessLM(TemplateLM):
         bar = tqdm(zip(contexts, limits, stops), "continuations", len(asked), disable=disable_tqdm or None, leave=False)
         with self.autocast:
             for context, limit, stop in bar:
-                cache, new, made, found = Cache(self.model, 1, len(context) + limit), context, [], []
+                cache, new, made, found = self.Cache(self.model, 1, len(context) + limit), context, [], []
                 while not found and len(made) < limit and not set(self.ends) & set(made):
                     logits = self.model(torch.tensor([new], device=self._device), cache=cache)[0]
                     new = [logits[0, -1, :self.n_vocab].argmax().item()]

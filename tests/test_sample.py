@@ -1,4 +1,5 @@
 """sample.py: against the models' own generate(), and a naive choice among the likeliest tokens."""
+import os
 import shlex
 import subprocess
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ import torch
 
 import nanodepth
 import sample
+from nanodepth.cli import UserError
 from small import command
 
 
@@ -49,6 +51,21 @@ def test_top_p_keeps_the_likeliest():
     assert sample.choose(scores, settings(top_p=1e-6), generator).item() == p.argmax()
 
 
+def test_prompts_are_utf_8_bytes_as_they_are(whole, tmp_path):
+    """In any locale; without a byte-order mark."""
+    text = "naïve\r\n日本\tend"
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    (tmp_path / "b.txt").write_bytes(b"\xff\xfe")
+    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "utf-8"}
+    words = ["--max_new_tokens", 1, "--temperature", 0, "--device", "cpu"]
+    for prompt in (["--file", tmp_path / "a.txt"], ["--prompt", text]):
+        done = subprocess.run(command("sample.py", whole, *prompt, *words), env=env, capture_output=True)
+        assert done.returncode == 0 and done.stdout.decode().startswith(text), done
+    for prompt in (["--file", tmp_path / "b.txt"], ["--prompt", b"\xff"]):
+        done = subprocess.run([*command("sample.py", whole, *words), *prompt], env=env, capture_output=True)
+        assert done.returncode == 2 and done.stderr.endswith(b"not UTF-8 text\n"), done
+
+
 def test_a_long_prompt_keeps_its_end(whole, scripts, tmp_path):
     (tmp_path / "long.txt").write_text("x" * 500 + "the cat sat on a mat and the cat ran")
     done = scripts.run("sample.py", whole, "--file", tmp_path / "long.txt", "--max_new_tokens", 30, "--temperature", 0)
@@ -56,16 +73,30 @@ def test_a_long_prompt_keeps_its_end(whole, scripts, tmp_path):
     assert done.stdout == generated(whole, " cat sat on a mat and the cat ran", 30, 0, temperature=0) + "\n"
 
 
-def test_a_text_ends_where_the_model_ends_it(whole, scripts, monkeypatch, capsys):
-    """And nothing is computed behind it."""
-    eot, seen = 256, []
+@pytest.mark.parametrize("ends", [{}, {"bos": 5, "eos": [256, 99]}])
+def test_a_text_ends_where_the_model_ends_it(ends, whole, monkeypatch, capsys):
+    """And nothing is computed behind it. A converted model's config.json may say what begins and ends its texts."""
+    model, tokenizer, config = nanodepth.load(whole)
+    monkeypatch.setattr(nanodepth, "load", lambda *args: (model, tokenizer, config | ends))
+    seen, first = [], []
+    model.embed.register_forward_pre_hook(lambda module, inputs: first.append(inputs[0][0, 0].item()))
 
     def choose(scores, args, generator):
         seen.append(len(seen))
-        return torch.full((len(scores), 1), 97 if len(seen) < 4 else eot)
+        return torch.full((len(scores), 1), 97 if len(seen) < 4 else 99 if ends else 256)
     monkeypatch.setattr(sample, "choose", choose)
     assert sample.main([str(whole), "--prompt", "b", "--max_new_tokens", "20"]) == 0
-    assert capsys.readouterr().out == "baaa\n" and len(seen) == 4
+    said = capsys.readouterr()
+    assert said.out == "baaa\n" and len(seen) == 4 and first[0] == ends.get("bos", 256)
+    assert said.err == "sample.py: the model ended the text after 3 tokens\n"
+
+
+def test_weights_that_are_not_finite(whole, monkeypatch):
+    model, tokenizer, config = nanodepth.load(whole)
+    model.final_norm.weight.data.fill_(float("nan"))
+    monkeypatch.setattr(nanodepth, "load", lambda *args: (model, tokenizer, config))
+    with pytest.raises(UserError, match="its weights are not finite"):
+        sample.main([str(whole), "--max_new_tokens", "20"])
 
 
 def test_a_reader_that_leaves(whole):
@@ -81,7 +112,8 @@ def test_a_temperature_as_good_as_zero():
 
 @pytest.mark.parametrize("words, said", [
     (["--top_p", 0], "--top_p must lie above 0"), (["--top_p", 1.5], "--top_p must lie above 0"),
-    (["--file", "nowhere"], "nowhere: No such file"), (["--file", "nowhere", "--prompt", "a"], "two prompts"),
+    (["--file", "nowhere", "--max_new_tokens", 9], "nowhere: No such file"),
+    (["--file", "nowhere", "--prompt", "a"], "two prompts"),
     (["--num_samples", 3], "did you mean --n?"), (["--start", "a"], "did you mean --prompt?")])
 def test_mistakes(words, said, whole, scripts):
     done = scripts.run("sample.py", whole, *words)
