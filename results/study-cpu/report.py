@@ -187,8 +187,9 @@ def gaps_picture(strong, plain):
 def tables(runs):
     """{page: {NAME: table}}"""
     strong, plain = groups(runs, kind="main"), plain_groups(runs)
-    kinds = {kind: [run for run in runs if run["kind"] == kind] for kind in ("tune", "length", "plain", "plain-tune")}
-    lengths = {1000: strong["gpt"]} | {steps: groups(kinds["length"], steps=steps)["gpt"] for steps in (500, 1500, 2000)}
+    kinds = {kind: [run for run in runs if run["kind"] == kind] for kind in ("tune", "plain", "plain-tune")}
+    lengths = {steps: groups(runs, kind="main" if steps == 1000 else "length", steps=steps)["gpt"]
+               for steps in (500, 1000, 1500, 2000)}
     depths = {n: groups(runs, kind="main" if n == 12 else "depth", layers=n) for n in (6, 12, 24)}
     rates = {"rates": rates_table(kinds["tune"], "muon_lr adamw_lr mix_lr: loss after 250 steps"),
              "plain": rates_table([run for run in kinds["plain"] if run["seed"] == 0],

@@ -1,4 +1,4 @@
-"""What do the gates read of the first layer's values?     python results/features/features.py RUN [RUN ...]
+"""What do the gates read of the first layer's values?     python results/value-gates/features.py RUN [RUN ...]
 
 SATFormer, section 5.3 and appendix C (arXiv:2605.03953): a sparse autoencoder takes the first layer's values v_1
 apart into features, each feature gets a class, and a layer's value gate is averaged over the features of a class.
@@ -14,10 +14,9 @@ that of its tokens, told by their bytes. (The paper asks a language model.) The 
     a = top_k(relu(W_enc (v - b) + c)),   v' = W_dec a + b,   mean of |v - v'|^2, Adam at 5e-4, cosine
 
 A feature counts if it is active at least ten times and at no more than 0.5% of the tokens, and if 7 of 10 of its
-strongest tokens have one class. Writes features.json and, with matplotlib, features.png.
+strongest tokens have one class. Prints two tables and, with matplotlib, draws gates.png.
 """
 import argparse
-import json
 import sys
 import unicodedata
 from pathlib import Path
@@ -182,18 +181,17 @@ def tables(found):
 def main(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders of train.py")
-    parser.add_argument("--out", type=Path, default=HERE, help="where the numbers and the picture go (here)")
+    parser.add_argument("--out", type=Path, default=HERE, help="where the picture goes (here)")
     parser.add_argument("--tokens", type=int, default=262_144, help="training tokens to average over (%(default)s)")
     parser.add_argument("--k", type=int, default=32, help="active features per token (%(default)s, the paper's)")
     parser.add_argument("--steps", type=int, default=4000, help="of the autoencoder, 1,024 tokens each (%(default)s)")
     args = parser.parse_args(argv)
     found = {run.resolve().name: measure(run, args.tokens, args.k, args.steps) for run in args.runs}
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "features.json").write_text(json.dumps(found, indent=1) + "\n")
     print(*tables(found), sep="\n\n")
     if any("by_feature" in numbers for numbers in found.values()):
+        args.out.mkdir(parents=True, exist_ok=True)
         try:
-            list(save({"features": lambda: picture(found)}, args.out))
+            list(save({"gates": lambda: picture(found)}, args.out))
         except ImportError:
             print("no picture without matplotlib", file=sys.stderr)
 
