@@ -137,7 +137,7 @@ def test_the_queue(data, tmp_path, monkeypatch, capsys):
 
 
 def test_a_leg_in_both_files(tmp_path):
-    """A finished run becomes its line and its rows: validations and every tenth step. The same leg again replaces it."""
+    """A finished run becomes its line and its rows: validations, every tenth step. The same leg again replaces it."""
     study, folder = runpy.run_path(str(RESULTS / "study" / "study.py")), tmp_path / "gpt-x1-seed0-20"
     folder.mkdir()
     options = {"max_steps": 20, "seed": 0, "muon_lr": 0.1, "adamw_lr": 0.2, "mix_lr": 0.3}
