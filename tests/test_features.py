@@ -31,7 +31,7 @@ def test_gates_by_token(name):
     for layer, module in enumerate(gates):
         seen = [[] for _ in range(97)]
         for idx in batches:
-            alpha = features.record.watch(model, idx, [module])[0].detach().mean(-1)
+            alpha = features.watch(model, idx, [module])[0].detach().mean(-1)
             for token, x in zip(idx.flatten().tolist(), alpha.flatten().tolist()):
                 seen[token].append(x)
         assert count.tolist() == list(map(len, seen))
@@ -42,7 +42,7 @@ def test_first_values_are_those_of_the_tokens():
     """What sees other tokens is refused."""
     model, idx = random_model("gpt"), tokens()[0]
     table = features.first_values(model, 97)
-    v = features.record.watch(model, idx, [model.blocks[0].attn.wv])[0]
+    v = features.watch(model, idx, [model.blocks[0].attn.wv])[0]
     assert torch.allclose(table[idx], v, rtol=0, atol=1e-12)
     model.blocks[0].attn_norm.register_forward_hook(lambda m, inputs, y: y + y.mean(1, keepdim=True))
     with pytest.raises(SystemExit, match="more than the token"):

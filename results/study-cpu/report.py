@@ -47,10 +47,10 @@ def plain_groups(runs):
     return {name: min((each[name] for each in rates), key=lambda some: some[0]["loss"]) for name in rates[0]}
 
 
-def speeds():
+def speeds(column="speed"):
     """{system: speed of its training step over gpt's}, by bench.py."""
     with open(HERE / "speed.csv") as file:
-        return {row["system"]: float(row["speed"]) for row in csv.DictReader(file)}
+        return {row["system"]: float(row[column]) for row in csv.DictReader(file)}
 
 
 def coverage(losses, a, b):
@@ -157,12 +157,11 @@ def rates_table(runs, head, bold=lambda run: True):
 
 def curves_picture(strong, plain):
     """The better half of the systems that have both recipes; time by the speeds of an idle machine."""
-    with open(HERE / "speed.csv") as file:
-        tokens_per_s = {row["system"]: float(row["tokens_per_s"]) for row in csv.DictReader(file)}
     rows = curves.summarise(strong, "gpt")
-    rows = {name: {**rows[name], "tok_s": tokens_per_s[name], "difference": difference(final(strong), name, "gpt")[0]}
-            for name in rows if name in plain}
-    return pictures.curve_pages("curves", rows, strong, "gpt")["curves"]()
+    best = sorted((name for name in plain if name != "gpt"), key=lambda name: rows[name]["loss"])[:6]
+    shown = {name: {**rows[name], "tok_s": speeds("tokens_per_s")[name],
+                    "difference": difference(final(strong), name, "gpt")[0]} for name in ("gpt", *best)}
+    return pictures.draw_curves(shown, strong, "gpt")
 
 
 def gaps_picture(strong, plain):

@@ -48,8 +48,10 @@ def main():
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     final = groups(read(HERE), kind="final")
     fill(HERE / "README.md", **tables(final))
-    draw = pictures.curve_pages("curves", curves.summarise(final, "gpt"), final, "gpt")["curves"]
-    list(pictures.save({"curves": draw}, HERE))
+    rows = curves.summarise(final, "gpt")
+    best = sorted((name for name in rows if name != "gpt"), key=lambda name: rows[name]["loss"])[:8]
+    shown = {name: rows[name] for name in ("gpt", *best)}
+    list(pictures.save({"curves": lambda: pictures.draw_curves(shown, final, "gpt")}, HERE))
 
 
 if __name__ == "__main__":

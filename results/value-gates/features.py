@@ -29,11 +29,12 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 import publish  # noqa: E402
 
-from nanodepth import record, runs  # noqa: E402
+from nanodepth import runs  # noqa: E402
 from nanodepth.cli import run_script  # noqa: E402
 from nanodepth.pictures import figure, lines, save  # noqa: E402
 from nanodepth.data import run_data  # noqa: E402
 from nanodepth.tokenizers import run_tokenizer  # noqa: E402
+from probes import watch  # noqa: E402
 from probes.satformer import value_gates  # noqa: E402
 
 CLASSES = ("semantic", "functional", "structural")
@@ -63,7 +64,7 @@ def gates_by_token(model, modules, batches, n_vocab):
     total = torch.zeros(len(modules), n_vocab)
     for idx in batches:
         count += torch.bincount(idx.flatten(), minlength=n_vocab)
-        for i, alpha in enumerate(record.watch(model, idx, modules)):
+        for i, alpha in enumerate(watch(model, idx, modules)):
             total[i].index_add_(0, idx.flatten(), alpha.mean(-1).flatten())
     return count, total / count.clamp(min=1)
 
@@ -74,7 +75,7 @@ def first_values(model, n_vocab):
     idx = torch.arange(min(n_vocab, model.config.max_len))[None]
     wv = model.blocks[0].attn.wv
     table = torch.cat([wv(model.blocks[0].attn_norm(model.embed(part))) for part in torch.arange(n_vocab).split(4096)])
-    if not torch.allclose(record.watch(model, idx, [wv])[0][0], table[:idx.size(1)], atol=1e-4):
+    if not torch.allclose(watch(model, idx, [wv])[0][0], table[:idx.size(1)], atol=1e-4):
         sys.exit("the first layer's values of this model depend on more than the token")
     return table
 
