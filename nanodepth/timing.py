@@ -137,7 +137,7 @@ class Row:
     @torch.no_grad()
     def decode(self):
         """Seconds per new token after the context, greedy."""
-        token = self.args.ids[0][:1, :1]
+        token = torch.zeros(1, 1, dtype=torch.long, device=self.args.device)
         self.cache.pos.fill_(self.context)
         begin = now(self.args.device)
         with self.autocast:
