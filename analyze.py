@@ -1,7 +1,7 @@
 """Pictures and numbers of runs: learning curves against the baseline, and what the trained mechanisms do.
 
     python analyze.py curves runs/*                           losses over tokens and over time, differences, a table
-    python analyze.py probe runs/A runs/B --out DIR           attention, features, gates, mixing weights, layer by layer
+    python analyze.py probe runs/A runs/B --out DIR           attention, features, mixing weights, layer by layer
 
 Numbers are written as JSON and Markdown, pictures as PNG (pip install matplotlib). docs/probes.md says what they show.
 
@@ -36,21 +36,22 @@ def note(text):
 
 def compare(args):
     """The command `curves`."""
-    found = []
+    found, skipped = [], []
     for run in dict.fromkeys(str(Path(run)) for run in args.runs):
         try:
             found.append(curves.read_log(run))
         except UserError as e:                                              # among runs/*, one that has only begun
-            if len(args.runs) == 1 or not Path(run).exists():
+            if not Path(run).exists():
                 raise
-            note(f"left out: {e}")
+            skipped.append(str(e))
     if not found:
-        raise UserError("none of these is a run with two validations")
+        raise UserError(skipped[0])
     groups = [(heading, curves.systems(some)) for heading, some in curves.comparable(found)]
     kept = {run["run"] for _, systems in groups for some in systems.values() for run in some}
-    for run in found:
-        if run["run"] not in kept:
-            note(f"left out: {run['run']}: there is a newer run of the same system with the same seed")
+    skipped += [f"{run['run']}: there is a newer run of the same system with the same seed" for run in found
+                if run["run"] not in kept]
+    for message in skipped:
+        note(f"left out: {message}")
     names = [name for _, systems in groups for name in systems]
     if args.baseline and args.baseline not in names:
         raise UserError(f"no system {args.baseline!r} among the runs: choose from {', '.join(map(repr, names))}")
@@ -96,9 +97,8 @@ def probe(args):
     args.out.mkdir(parents=True, exist_ok=True)
     for name, numbers in found.items():
         runs.write_text(args.out / f"{name}.json", json.dumps(numbers) + "\n")
-    draw = {"layers": pictures.draw_layers, "depth": pictures.draw_depth, "similarity": pictures.draw_similarity,
-            "gates": pictures.draw_gates}
-    print(save({name: lambda function=function: function(found) for name, function in draw.items()}, args.out), end="")
+    print(save({"layers": lambda: pictures.draw_layers(found), "depth": lambda: pictures.draw_depth(found)}, args.out),
+          end="")
 
 
 def copied(repeated, others, share):
@@ -111,8 +111,6 @@ def measure(run, args, device):
     """All numbers of a run's model. UserError, with the run's name, for a run that cannot be measured."""
     model, _, config = nanodepth.load(run, device)
     data, T = run_data(run, config, args.data), config["options"]["seq_len"]
-    if T < 2:
-        raise UserError(f"{run} was trained on sequences of {T} token: probes need 2")
     batches = []
     for idx, targets in data.val_batches(args.tokens, max(1, args.batch_tokens // T), T):
         full = (targets >= 0).all(1)

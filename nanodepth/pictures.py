@@ -16,7 +16,7 @@ LAYERS = {                                                                      
     "core_features": ("core features", "components for 99% of variance"),
     "token_similarity": ("similarity of tokens", "mean cosine"),
     "adjacent": ("input against previous layer's", "mean cosine"),
-    "lens": ("logit lens", "nats per token"), "gate": ("output gate", "mean activation")}
+    "lens": ("logit lens", "nats per token")}
 STREAMS = {"q": "queries", "k": "keys", "v": "values", "g": "gates"}
 
 
@@ -53,16 +53,6 @@ def figure(rows, columns, size, **options):
     """A figure of size (width, height) inches, and its axes as a list of rows."""
     fig = canvas(size)
     return fig, fig.subplots(rows, columns, squeeze=False, **options)
-
-
-def grid(n, width=4.0, height=3.4):
-    """A figure with n panels, up to four in a row, and those."""
-    columns = min(n, 4)
-    rows = math.ceil(n / columns)
-    fig, axes = figure(rows, columns, (width * columns, height * rows))
-    for ax in axes.flat[n:]:
-        ax.axis("off")
-    return fig, list(axes.flat[:n])
 
 
 def styles():
@@ -117,16 +107,18 @@ def draw_curves(rows, groups, baseline):
                               height_ratios=(1,) if alone else (1, 1.7))
     drawn = {key: [] for key in axes}                                       # {panel: [points of a system]}
     for i, (name, (color, dash)) in enumerate(zip(shown, styles())):
-        points, speed = rows[name]["curve"], rows[name]["tok_s"]
-        found = {"tokens": [(x / 1e6, y) for x, y in points], "time": [(x / (60 * speed), y) for x, y in points]}
-        if not alone:
-            paired = [(x / 1e6, gaps(groups[name], groups[baseline], x)) for x, _ in points[1:]]
-            found["gap"] = [(x, mean(g)) for x, g in paired if g]
-            draw_spread(axes["gap"], paired if i else [], color, i / len(shown) - 0.5)
-        for key, xy in found.items():
-            axes[key].plot([x for x, _ in xy], [y for _, y in xy], dash, color=color, label=name,
-                           marker="." if key == "gap" else "", lw=1.4 if i else 2)
-            drawn[key].append(xy)
+        points, minute = rows[name]["curve"], 60 * rows[name]["tok_s"]
+        look = dict(color=color, ls=dash, lw=1.4 if i else 2, label=name)
+        for key, unit in (("tokens", 1e6), ("time", minute)):
+            drawn[key].append([(x / unit, y) for x, y in points])
+            axes[key].plot(*zip(*drawn[key][-1]), **look)
+        paired = {x / 1e6: gaps(groups[name], groups[baseline], x) for x, _ in points[1:]}
+        paired = {x: g for x, g in paired.items() if g}
+        if paired and not alone:
+            drawn["gap"].append([(x, mean(g)) for x, g in paired.items()])
+            spread = [deviation(g) if len(g) > 1 else 0.0 for g in paired.values()]
+            axes["gap"].errorbar(*zip(*drawn["gap"][-1]), spread, marker=".", elinewidth=0.8,
+                                 errorevery=1 + len(paired) // 12, **look)
     other = f"difference to {baseline if len(baseline) < 25 else 'the baseline'} at equal tokens (nats per token)"
     words = {"tokens": ("training tokens (millions)", "validation loss (nats per token)"),
              "time": ("minutes of training, at one speed per system", ""), "gap": ("training tokens (millions)", other)}
@@ -137,14 +129,6 @@ def draw_curves(rows, groups, baseline):
         ax.grid(alpha=0.3, lw=0.6)
     draw_legend(fig, axes["tokens"], {name: rows[name] for name in shown}, len(rows))
     return fig
-
-
-def draw_spread(ax, paired, color, place):
-    """Deviations over the seeds of [(x, differences)] as thin bars, about a dozen; place: of -0.5 to 0.5 beside x."""
-    few = [(x, g) for x, g in paired[::-1][::1 + len(paired) // 16] if len(g) > 1]
-    for x, g in few:
-        x += 0.03 * place * paired[-1][0]
-        ax.plot([x, x], [mean(g) - deviation(g), mean(g) + deviation(g)], color=color, lw=0.8, alpha=0.7)
 
 
 def frame(ax, drawn):
@@ -197,7 +181,8 @@ def draw_layers(found):
                 ax.plot(range(first, first + len(y)), y, dash, color=color, lw=1.3, marker=".", ms=4)
         over_layers(ax, title, unit)
     handles = [Line2D([], [], color=color, ls=dash, label=run) for run, (color, dash) in zip(found, styles())]
-    fig.legend(handles=handles, loc="outside lower center", ncols=min(len(found), 7), fontsize=9, frameon=False)
+    axes.flat[-1].legend(handles=handles, loc="center", ncols=1 + len(found) // 20, fontsize=8, frameon=False)
+    axes.flat[-1].axis("off")
     return fig
 
 
@@ -236,8 +221,12 @@ def draw_depth(found):
                            "in layer", (1, 0 if outside else 1)))
     if not panels:
         return None
-    fig, axes = grid(len(panels), width=3.4, height=3.3)
-    for ax, (title, rows, source, reader, first) in zip(axes, panels):
+    columns = min(len(panels), 4)
+    height = math.ceil(len(panels) / columns)
+    fig, axes = figure(height, columns, (3.4 * columns, 3.3 * height))
+    for ax in axes.flat[len(panels):]:
+        ax.axis("off")
+    for ax, (title, rows, source, reader, first) in zip(axes.flat, panels):
         image = heat(ax, rows, textwrap.fill(title, 36), source, reader, first, cmap="RdBu_r",
                      norm=SymLogNorm(0.1, linscale=0.5, vmin=-10, vmax=10))
         ax.set_facecolor("#B8B8B8")
@@ -246,26 +235,4 @@ def draw_depth(found):
     bar.set_ticks([-10, -3, -1, -0.3, -0.1, 0, 0.1, 0.3, 1, 3, 10], minor=False)
     bar.ax.yaxis.set_major_formatter("{x:g}")
     bar.ax.minorticks_off()
-    return fig
-
-
-def draw_similarity(found):
-    """Similarity of the states after any two layers, a panel per run."""
-    fig, axes = grid(len(found))
-    for ax, (run, numbers) in zip(axes, found.items()):
-        image = heat(ax, numbers["layer_similarity"], run, "state after layer", "state after layer", cmap="viridis",
-                     vmin=0, vmax=1)
-    fig.colorbar(image, ax=axes, label="mean cosine, same token", extend="min")
-    return fig
-
-
-def draw_gates(found):
-    """Output gates by layer and head, a panel per run that has some."""
-    gated = {run: numbers["gate"] for run, numbers in found.items() if numbers["gate"]}
-    if not gated:
-        return None
-    fig, axes = grid(len(gated))
-    for ax, (run, gates) in zip(axes, gated.items()):
-        image = heat(ax, gates, f"{run}: output gate, mean", "head", "layer", (1, 1), cmap="viridis", vmin=0, vmax=1)
-    fig.colorbar(image, ax=axes)
     return fig

@@ -1,4 +1,4 @@
-"""What a model does inside, by hooks: hidden states, attention and output gates, layer by layer.
+"""What a model does inside, by hooks: hidden states, attention, and who reads what, layer by layer.
 
 A model can be watched if it has `embed`, `blocks`, `final_norm` and `head`, and its blocks have `attn`, `mlp_norm` and
 `mlp`. What is particular to one model is in probes/NAME.py, the `probe` of the functions here. Without one we take the
@@ -15,7 +15,6 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from nanodepth.cli import UserError
-from probes import gate_of
 
 # ----------------------------------------------------------------------------------------------------- one forward pass
 
@@ -50,12 +49,11 @@ class Record:
 
     reads     what the 2 L sublayers and the final norm read, before their norms: 2 L + 1 tensors (B, T, C)
     outputs   the embedding, and what the 2 L sublayers give: 2 L + 1 tensors (B, T, C)
-    gates     sigmoid outputs of the modules block.attn.gate, (B, T, H, D or 1) each
     calls     {kind: [(inputs, output)]} of the modules that the probe watches, in the order of their calls
     """
 
     def __init__(self):
-        self.reads, self.outputs, self.gates, self.calls = [], [], [], defaultdict(list)
+        self.reads, self.outputs, self.calls = [], [], defaultdict(list)
 
     def outputs_of(self, kind):
         """What the watched modules of this kind gave, in the order of their calls."""
@@ -89,10 +87,6 @@ def recorded(model, probe=None):
     def embeds(module, inputs, output):                     # of the token, and of its position if there is such a table
         record.outputs = [record.outputs[0] + output if record.outputs else output]
 
-    def gate(module, inputs, output):
-        if output[0, 0].numel() % model.config.n_head == 0:
-            record.gates.append(output.sigmoid().reshape(*output.shape[:2], model.config.n_head, -1))
-
     with ExitStack() as hooks:
         for table in model.children():
             if table is model.embed or isinstance(table, nn.Embedding) and table.embedding_dim == model.config.d_model:
@@ -103,8 +97,6 @@ def recorded(model, probe=None):
             hooks.enter_context(block.attn.register_forward_hook(gives))
             hooks.enter_context(block.mlp_norm.register_forward_pre_hook(reads))
             hooks.enter_context(block.mlp.register_forward_hook(gives))
-            if gate_of(block) is not None:
-                hooks.enter_context(gate_of(block).register_forward_hook(gate))
         hooks.enter_context(model.final_norm.register_forward_pre_hook(reads))
         for kind, modules in getattr(probe, "watched", nothing)(model).items():
             for module in modules:
@@ -211,8 +203,6 @@ def observe(model, idx, targets, probe=None):
            "layer_similarity": torch.stack([torch.stack([cosine(a, b) for b in hidden]) for a in hidden])}
     if len(heads) == L:
         out |= dict(zip(("entropy", "sink", "induction", "repeats"), map(torch.stack, zip(*heads))))
-    if len(record.gates) == L:
-        out["gate"] = torch.stack([g.mean((0, 1, 3)) for g in record.gates])
     streams = getattr(probe, "streams", plain_streams)(model, record)
     if L > 1:
         out |= {f"adjacent.{name}": torch.stack(list(map(cosine, inputs, inputs[1:])))
@@ -291,7 +281,7 @@ def measure(model, batches, probe=None):
     if "repeats" in means:                                  # of the queries with an earlier copy
         means["induction"] = means["induction"] / means["repeats"].clamp(min=1e-12)[:, None]
     out = {"loss": means["lens"][-1].item(), "tokens": sum(idx.numel() for idx, _ in batches), **states(means)}
-    for name in ("entropy", "sink", "induction", "gate", "depth_error"):
+    for name in ("entropy", "sink", "induction", "depth_error"):
         out[name] = means[name].tolist() if name in means else None
     for kind in ("adjacent", "depth", "values"):
         out[kind] = {name.split(".")[1]: x.tolist() for name, x in means.items() if name.startswith(f"{kind}.")}
