@@ -48,7 +48,7 @@ SLOW = {
     "test_features": ["test_the_autoencoder"],
     "test_mhar": ["test_equations[n_depth_head=32"],
     "test_muddpythia": ["test_costs"],
-    "test_notebook": ["test_the_cells_run[muddformer"],
+    "test_notebook": ["test_the_cells_run"],
     "test_own_model": ["test_a_parameter"],
     "test_train": ["test_self_report", "test_a_model_file_runs_alone", "test_every_model_learns_and_resumes",
                    "test_deterministic", "test_signal_saves_and_resume_is_exact[15"],
