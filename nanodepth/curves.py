@@ -87,9 +87,9 @@ def written(run):
 
 
 def find_baseline(groups):
-    """The system that the others are compared with: the registry's first model, else the first system.
+    """The system that the others are compared with: one of the registry's first model, else any.
 
-    If that model has several, the one that ends after as many tokens as most systems do, with the fewest options.
+    Of several the one that ends after as many tokens as most systems do, with the fewest options in its name.
     """
     plain = [name for name in groups if name.split()[0] == models.names()[0]]
     ends = [end(some)[0] for some in groups.values()]

@@ -135,8 +135,8 @@ def test_only_losses_after_equal_tokens_are_compared(tmp_path):
 
 def test_losses_on_other_validation_tokens_are_no_points_of_the_curve(tmp_path):
     """final_eval_tokens: the last losses are differences and no crossings."""
-    more = {"eval_tokens": [7, 7, 7, 70]}
-    base, some = read(write_run(tmp_path / "b", [9, 5, 4, 3.5], **more), write_run(tmp_path / "s", [9, 4, 3, 3.2], **more))
+    base, some = read(*(write_run(tmp_path / name, losses, eval_tokens=[7, 7, 7, 70])
+                        for name, losses in (("b", [9, 5, 4, 3.5]), ("s", [9, 4, 3, 3.2]))))
     rows = curves.summarise({ROOT: [base], "x": [some]}, ROOT)
     assert rows["x"]["difference"] == pytest.approx(-0.3) and rows["x"]["loss"] == 3.2 and rows["x"]["tokens"] == 3000
     assert rows["x"]["curve"] == [(0, 9), (1000, 4), (2000, 3)]
