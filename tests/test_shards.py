@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from folders import make, meta_of, shard_bytes
-from nanodepth import shards
+from nanodepth import data as shards
 from nanodepth.cli import UserError
 from nanodepth.data import Data
 
