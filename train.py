@@ -23,8 +23,8 @@ import models
 import muon
 import probes
 from nanodepth import presets, runs, scoring
-from nanodepth.cli import Parser, UserError, add_options, pick, run_folder, run_script, shell, user_errors
-from nanodepth.data import Batches, Data, check_tokens, train_folder
+from nanodepth.cli import ROOT, Parser, UserError, add_options, pick, run_folder, run_script, shell, user_errors
+from nanodepth.data import Batches, Data, check_tokens, find_folder
 from nanodepth.devices import (Ranks, autocast, choose_dtype, flops_per_token, leave_together, machine_errors,
                                peak_bytes, peak_flops)
 from nanodepth.tokenizers import load_tokenizer
@@ -188,6 +188,19 @@ def say(ranks, text):
             sys.stdout = open(os.devnull, "w")
 
 
+def data_folder(options, ranks):
+    """The folder of --data; of a run that goes on, also looked for from its place. The default data are made once."""
+    folder = find_folder(options.data, *(Path(options.resume).resolve().parents if options.resume else ()))
+    if options.data == "stdlib" and not folder.exists():
+        folder = Path(os.path.relpath(ROOT / "data" / "stdlib"))
+        if ranks.rank == 0:
+            from data_prep import prepare_stdlib
+            say(ranks, f"preparing {folder}, the Python standard library's own source text (once)")
+            prepare_stdlib(folder)
+    ranks.wait()
+    return folder
+
+
 def build_model(options, config, flags, data, device):
     """The model for training, with room for the data's vocabulary; its weights initial or those of --init_from."""
     if "vocab_size" in flags and config["vocab_size"] < data.vocab_size:
@@ -226,7 +239,7 @@ def main(argv):
     if options.compile is None:
         options.compile = ranks.device.type == "cuda"
 
-    data = Data(train_folder(options.data, options.resume, ranks))          # the first rank makes the default data
+    data = Data(data_folder(options, ranks))
     model = build_model(options, config, flags, data, ranks.device)
     batches = Batches(data, options, ranks, model)
     if options.sample_every:                                                # now, and not in the middle of a run
@@ -239,7 +252,8 @@ def main(argv):
     if options.resume:
         run = runs.Run.resume(options, flags, model, data, ranks, optimizers)
     else:
-        run = runs.Run.new(options, model, data, ranks, sources)
+        system = " ".join([options.model, *(f"{key}={x}" for key, x in flags.items() if key in vars(model.config))])
+        run = runs.Run.new(options, system, model, data, ranks, sources)
     run.open_log(**trackers)
 
     flops = 3 * flops_per_token(model, options.seq_len)                     # backward: twice forward

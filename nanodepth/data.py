@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nanodepth.cli import ROOT, UserError, find
+from nanodepth.cli import UserError, find
 from nanodepth.runs import write_atomically, write_text
 
 HEADER = 256                            # int32 numbers before the tokens: [0] magic, [1] version, [2] token count, zeros
@@ -313,23 +313,6 @@ def find_folder(name, *places):
     found = [find(at, *places) for at in (Path(name), Path("data") / name)]
     found = sorted((path for path in found if os.path.isdir(path)), key=lambda path: not any(path.glob("*.bin")))
     return next(iter(found), Path("." if os.path.exists(name) else "data") / name)      # a folder of texts comes last
-
-
-def train_folder(name, run=None, ranks=None):
-    """The folder of train.py's --data; for a run that goes on, also looked for from its place.
-
-    The first rank makes the default data, in the repository, and the others wait for it.
-    """
-    folder = find_folder(name, *(Path(run).resolve().parents if run else ()))
-    if name == "stdlib" and not folder.exists():
-        folder = Path(os.path.relpath(ROOT / "data" / "stdlib"))
-        if ranks is None or ranks.rank == 0:
-            from data_prep import prepare_stdlib
-            print(f"preparing {folder}, the Python standard library's own source text (once)", flush=True)
-            prepare_stdlib(folder)
-    if ranks:
-        ranks.wait()
-    return folder
 
 
 def run_data(run, config, name=None) -> Data:

@@ -226,12 +226,15 @@ class Run:
         self.lock = lock(path) if self.writes else None
 
     @classmethod
-    def new(cls, options, model, data, ranks, sources):
-        """Makes the folder with config.json, the tokenizer and copies of the source files. UserError if it is there."""
+    def new(cls, options, system, model, data, ranks, sources):
+        """Makes the folder with config.json, the tokenizer and copies of the source files. UserError if it is there.
+
+        system: the model and its options as given, by which analyze.py takes runs together.
+        """
         path = ranks.share(new_folder(options) if ranks.rank == 0 else None)
         run = cls(path, options, ranks)
         run.config = {
-            "model": options.model, "model_config": asdict(model.config),
+            "system": system, "model": options.model, "model_config": asdict(model.config),
             "options": {**asdict(options), "out": str(path)}, "tokenizer": data.tokenizer, "n_vocab": data.vocab_size,
             "data": {"path": str(data.path), "fingerprint": data.fingerprint, "meta": data.meta},
             "command": [sys.executable, *sys.argv], "git": git_state(),

@@ -33,18 +33,26 @@ QUICK = {
     "test_shards": [""], "test_tokenizers": ["test_tokenizers"], "test_texts": ["test_documents"],
 }
 
-# What only --full runs. Of a test over all models the default run keeps every sixth model, and a user's own.
+# What only --full runs. Of a test over all models the default run keeps every twelfth model, and a user's own.
 SLOW = {
-    "test_bench": ["test_compiled"],
+    "test_analyze": ["test_a_reader_that"],
+    "test_bench": ["test_compiled", "test_full_disk", "test_no_memory"],
     "test_compile": ["test_one_graph"],
     "test_kern": ["test_compiled_in_bf16_and_fp32"],
     "test_models": ["test_the_final_norm_is_one", "test_generate"],
     "test_rooms": ["test_every_module_can_be_imported_first"],
     "test_sambay": ["test_every_mixer_is_one_graph"],
-    "test_endurance": ["test_ranks", "test_fuzz", "test_full_disk", "test_a_lost_rank",
-                       "test_two_processes"],
+    "test_data_prep": ["test_full_disk[mqar", "test_exit_codes_of_the_process[text"],
+    "test_download": ["test_download_killed_and_resumed[2-130"],
+    "test_endurance": ["test_ranks", "test_fuzz", "test_full_disk", "test_a_lost_rank", "test_two_processes"],
+    "test_features": ["test_the_autoencoder"],
+    "test_mhar": ["test_equations[n_depth_head=32"],
+    "test_muddpythia": ["test_costs"],
+    "test_notebook": ["test_the_cells_run"],
+    "test_own_model": ["test_a_parameter"],
     "test_train": ["test_self_report", "test_a_model_file_runs_alone", "test_every_model_learns_and_resumes",
-                   "test_deterministic"],
+                   "test_deterministic", "test_signal_saves_and_resume_is_exact[15"],
+    "test_sample": ["test_a_reader_that"],
     "test_eval": ["test_generate_until", "test_no_network", "test_loglikelihood"],
 }
 
@@ -89,7 +97,7 @@ def begins(item, table):
 def is_slow(item):
     """Also generic tests of the options of models/more/, and all but a few of the cases of their equations."""
     name = model_of(item)
-    kept = name and (name in models.names()[::6] or not settings.belongs(name))
+    kept = name and (name in models.names()[::12] or not settings.belongs(name))
     options = item.path.stem == "test_models" and name and models.path(name).startswith("models/more/") and (
         item.callspec.params.get("options"))
     return item.get_closest_marker("full") or (options or begins(item, SLOW)) and not kept

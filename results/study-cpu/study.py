@@ -123,7 +123,7 @@ def main():
     args.logs = args.logs.resolve()
     args.out = (args.out or (Path("runs") if args.logs == HERE / "logs" else args.logs.parent) / "study").resolve()
     try:
-        args.fingerprint = publish.data.Data(publish.data.train_folder(args.data)).fingerprint
+        args.fingerprint = publish.data.Data(publish.data.find_folder(args.data)).fingerprint
     except UserError as e:
         parser.error(str(e))
     best = {system: best_rates(system, args) for system in args.systems}

@@ -28,10 +28,9 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 import publish  # noqa: E402
 
-import data_prep  # noqa: E402
 import models  # noqa: E402
 from nanodepth import runs  # noqa: E402
-from nanodepth.data import Data  # noqa: E402
+from nanodepth.data import Data, find_folder  # noqa: E402
 
 STEPS, SEEDS = (500, 1000, 2000, 4000), 3
 GPT, MIX = (0.007, 0.024, 0.002), (0.01, 0.024, 0.008)              # rates: muon_lr, adamw_lr, mix_lr
@@ -179,7 +178,7 @@ def main():
                         metavar="SYSTEM", help=f"{' '.join(SYSTEMS)} (all), or any other model")
     args, args.options = parser.parse_known_args()                  # further options go to train.py
     args.out, args.results = args.out.resolve(), Results(args.results.resolve())
-    fingerprint = Data(data_prep.train_folder(args.data)).fingerprint
+    fingerprint = Data(find_folder(args.data)).fingerprint
     if others := {leg["data"] for leg in args.results.legs().values()} - {fingerprint}:
         parser.error(f"{args.results.csv} is of other data ({', '.join(others)}): name another --results")
     tune = max(steps for steps in args.steps if steps <= max(1000, min(args.steps)))
