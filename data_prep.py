@@ -60,7 +60,7 @@ def encode(texts, encoding):
 
     texts = iter(texts)
     with ThreadPoolExecutor() as pool:
-        while some := list(islice(texts, 256)):
+        while some := list(islice(texts, 100)):
             yield from zip([split for split, _ in some], pool.map(tokens_of, [text for _, text in some]))
 
 
@@ -80,8 +80,7 @@ def fill_folder(folder, texts, tokenizer, source, val_frac, shard_tokens=SHARD_T
         val.add(np.concatenate(([encoding.eot_token], train.take_back(n))))
     for split, writer in writers.items():
         if writer.tokens < 2:
-            or_files = " (or --val FILES)" if split == "val" else ""
-            raise UserError(f"no text for the {split} split in {source}: give more text{or_files}")
+            raise UserError(f"no text for the {split} split in {source}: give more text, or files to --val")
     if tokenizer not in ("gpt2", "byte"):
         if not (folder / "tokenizer.tiktoken").exists():
             shutil.copyfile(os.path.expanduser(tokenizer), folder / "tokenizer.tiktoken")
@@ -95,20 +94,18 @@ def fill_folder(folder, texts, tokenizer, source, val_frac, shard_tokens=SHARD_T
 def prepare_stdlib(out="data/stdlib", tokenizer="byte") -> dict:
     """The .py sources of the running Python's standard library, without tests, as a data folder; returns its meta.json.
 
-    A folder that is there already is used as it is. UserError without sources or if `out` is something else.
+    A folder that is there already is used as it is.
     """
     made = Path(os.path.expanduser(out), "meta.json")
-    if made.exists():
-        print(f"{out} is there already")
-    else:
-        texts = stdlib_texts()
-        source = f"Python {platform.python_version()} standard library, {len(texts)} files"
-        try:
-            with new_folder(out) as tmp:
-                fill_folder(tmp, texts, tokenizer, source, 0.05)
-        except UserError:
-            if not made.exists():                                       # else another process was first
-                raise
+    try:
+        with new_folder(out) as tmp:
+            texts = stdlib_texts()
+            source = f"Python {platform.python_version()} standard library, {len(texts)} files"
+            fill_folder(tmp, texts, tokenizer, source, 0.05)
+    except UserError:
+        if not made.exists():
+            raise
+        print(f"{out} is there already")                                # or another process has just made it
     meta = Data(made.parent).meta
     if meta["tokenizer"] != (tokenizer if tokenizer in ("gpt2", "byte") else "tokenizer.tiktoken"):
         raise UserError(f"{out}: holds {meta['tokenizer']} tokens, not {tokenizer}: delete it or choose another --out")
@@ -118,7 +115,7 @@ def prepare_stdlib(out="data/stdlib", tokenizer="byte") -> dict:
 def stdlib_texts():
     """[(split, text)] of the standard library's .py files, in the order of paths: the same Python, the same list.
 
-    About 5% of the files, chosen by a hash of their path, are for validation. UserError if there are none.
+    About 5% of the files, chosen by a hash of their path, are for validation.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     skip = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "__pycache__"}
@@ -132,8 +129,7 @@ def stdlib_texts():
             if text := (root / name).read_bytes().decode():
                 texts.append(("val" if in_val(name, 0.05) else "train", text))
     if not texts:
-        raise UserError(f"{root}: no .py sources of the standard library there: "
-                        "prepare text of your own, python data_prep.py text")
+        raise UserError(f"{root}: no Python sources here: prepare text of your own, python data_prep.py text")
     return texts
 
 
@@ -160,8 +156,7 @@ def prepare_text(files, out, tokenizer="gpt2", n_vocab=None, val_frac=None, val_
 
     n_vocab: learn a vocabulary of that size from the train documents, instead of `tokenizer`. val_files: the validation
     split; without them, a fixed pseudo-random val_frac of the documents (default_val_frac), or if that is none, the end
-    of the text. UserError for files that are missing, of another kind, broken, empty or in both splits, and if `out`
-    exists.
+    of the text.
     """
     if val_frac is not None and not 0 < val_frac < 1:
         raise UserError(f"--val_frac {val_frac} must lie between 0 and 1")
