@@ -61,31 +61,41 @@ def rope(u, pos, c):
     return torch.cat([u1 * cos - u2 * sin, u2 * cos + u1 * sin])
 
 
-def project(p, c, at, xq, xk, xv):
-    """The streams of one layer from the inputs of its projections; the gate's pre-activation reads the query input."""
-    S = {"q": [heads(linear(p, f"{at}.attn.wq", x), c.n_head) for x in xq],
-         "k": [heads(linear(p, f"{at}.attn.wk", x), c.n_kv_head) for x in xk],
-         "v": [heads(linear(p, f"{at}.attn.wv", x), c.n_kv_head) for x in xv]}
+def queries(p, c, at, x):
+    """The streams q and, if there is a gate, g of one layer from its normalised input x."""
+    S = {"q": [heads(linear(p, f"{at}.attn.wq", u), c.n_head) for u in x]}
     if c.gate != "none":                        # headwise: the vectors have one entry
-        S["g"] = [heads(linear(p, f"{at}.attn.gate", x), c.n_head) for x in xq]
+        S["g"] = [heads(linear(p, f"{at}.attn.gate", u), c.n_head) for u in x]
     return S
 
 
-def attend(p, c, at, S):
-    """softmax(q k^T / sqrt(D)) v over the past, gated, times W_O."""
-    def ready(s, t, h):
-        u = norm(p, f"{at}.attn.{s}_norm", S[s][t][h], c) if c.qk_norm else S[s][t][h]
-        return rope(u, t, c)
+def project(p, c, at, xq, xk, xv):
+    """The streams of one layer from the inputs of its projections; the gate's pre-activation reads the query input."""
+    return {**queries(p, c, at, xq),
+            "k": [heads(linear(p, f"{at}.attn.wk", x), c.n_kv_head) for x in xk],
+            "v": [heads(linear(p, f"{at}.attn.wv", x), c.n_kv_head) for x in xv]}
 
-    T, D, group = len(S["q"]), c.d_model // c.n_head, c.n_head // c.n_kv_head
-    k = [[ready("k", t, h) for h in range(c.n_kv_head)] for t in range(T)]
-    out = []
-    for t in range(T):
-        y = []
-        for h in range(c.n_head):
-            q, kv = ready("q", t, h), h // group
-            weights = softmax([torch.dot(q, k[j][kv]) / math.sqrt(D) for j in range(t + 1)])
-            head = sum(weights[j] * S["v"][j][kv] for j in range(t + 1))
+
+def dots(q, k, past):
+    """softmax(q k^T / sqrt(D)) over the keys of the past, for each head of one query: [head][key]."""
+    group = len(q) // len(k[0])
+    return [softmax([torch.dot(u, k[j][h // group]) / math.sqrt(len(u)) for j in past]) for h, u in enumerate(q)]
+
+
+def attend(p, c, at, S, of=None, rotate=rope, window=None, weights=dots):
+    """softmax(q k^T / sqrt(D)) v over the past, gated, times W_O.
+
+    of: the layer that made the keys, if it is another; window: how many keys a query sees, itself included.
+    """
+    def ready(s, layer):
+        return [[rotate(norm(p, f"{layer}.attn.{s}_norm", u, c) if c.qk_norm else u, t, c) for u in token]
+                for t, token in enumerate(S[s])]
+
+    q, k, group, out = ready("q", at), ready("k", of or at), c.n_head // c.n_kv_head, []
+    for t in range(len(q)):
+        past, y = range(max(0, t + 1 - (window or t + 1)), t + 1), []
+        for h, w in enumerate(weights(q[t], k, past)):
+            head = sum(w[i] * S["v"][j][h // group] for i, j in enumerate(past))
             y.append(head if c.gate == "none" else head * sigmoid(S["g"][t][h]))
         out.append(linear(p, f"{at}.attn.wo", torch.cat(y)))
     return out

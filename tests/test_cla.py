@@ -3,7 +3,7 @@ import pytest
 import torch
 from measure import extra
 from reference import (  # noqa: F401  (float64: autouse)
-    add, compare, float64, heads, linear, mlp_sublayer, norm, rope, setup, show, sigmoid, softmax)
+    add, attend, compare, float64, mlp_sublayer, norm, project, queries, setup, show)
 
 import models
 
@@ -19,28 +19,13 @@ def maker(c, n):
 
 
 def cla(p, c, x):
-    """Keys and values of a layer are made again for each of its readers, from what it read."""
-    read, D = [], c.d_model // c.n_head
+    made = {}                                   # the streams of the layers with keys and values
     for n in range(c.n_layer):
-        at, of = f"blocks.{n}", f"blocks.{maker(c, n)}"
-        read.append([norm(p, f"{at}.attn_norm", u, c) for u in x])
-        a, b, out = read[n], read[maker(c, n)], []
-        for t, u in enumerate(a):
-            y = []
-            for h, q in enumerate(heads(linear(p, f"{at}.attn.wq", u), c.n_head)):
-                kv, scores, values = h * c.n_kv_head // c.n_head, [], []
-                q = norm(p, f"{at}.attn.q_norm", q, c) if c.qk_norm else q
-                for j in range(t + 1):
-                    k = heads(linear(p, f"{of}.attn.wk", b[j]), c.n_kv_head)[kv]
-                    k = norm(p, f"{of}.attn.k_norm", k, c) if c.qk_norm else k
-                    scores.append(torch.dot(rope(q, t, c), rope(k, j, c)) / D ** 0.5)
-                    values.append(heads(linear(p, f"{of}.attn.wv", b[j]), c.n_kv_head)[kv])
-                y.append(sum(w * v for w, v in zip(softmax(scores), values)))
-            if c.gate != "none":
-                g = heads(linear(p, f"{at}.attn.gate", u), c.n_head)
-                y = [v * sigmoid(z) for v, z in zip(y, g)]
-            out.append(linear(p, f"{at}.attn.wo", torch.cat(y)))
-        x = add(x, out)
+        at, m = f"blocks.{n}", maker(c, n)
+        a = [norm(p, f"{at}.attn_norm", u, c) for u in x]
+        if m == n:
+            made[n] = project(p, c, at, a, a, a)
+        x = add(x, attend(p, c, at, {**made[m], **queries(p, c, at, a)}, of=f"blocks.{m}"))
         x = add(x, mlp_sublayer(p, c, at, x))
     return x
 

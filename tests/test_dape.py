@@ -5,7 +5,7 @@ import pytest
 import torch
 from measure import extra
 from reference import (  # noqa: F401  (float64: autouse)
-    add, compare, float64, linear, mlp_sublayer, norm, project, reference_logits, rope, setup, show, sigmoid, softmax)
+    add, attend, compare, float64, mlp_sublayer, norm, project, reference_logits, rope, setup, show, softmax)
 
 import models
 import probes
@@ -41,39 +41,25 @@ def along_keys(p, c, at, S, P, columns):
     return [sum(w2[:, :, 0, t] @ U(j + t - r) for t in range(c.kernel)) for j in range(len(S))]
 
 
-def weights(p, c, at, q, k, t, columns):
-    """Attention of query t over keys 0 .. t: [H lists]."""
-    group, D = c.n_head // c.n_kv_head, c.d_model // c.n_head
-    S = [torch.stack([torch.dot(q[t][h], k[j][h // group]) / math.sqrt(D) for h in range(c.n_head)])
-         for j in range(t + 1)]
-    P = [distance_bias(p, c, at, t - j) for j in range(t + 1)]
+def weights(p, c, at, q, k, past, columns):
+    """Attention of the last token of the past: [head][key]."""
+    t, group = past[-1], len(q) // len(k[0])
+    S = [torch.stack([torch.dot(u, k[j][h // group]) / math.sqrt(len(u)) for h, u in enumerate(q)]) for j in past]
+    P = [distance_bias(p, c, at, t - j) for j in past]
     P = None if P[0] is None else P
     A = add(S, along_keys(p, c, at, S, P, columns)) if c.kernel else S
     A = A if P is None else add(A, P)
     return [softmax([a[h] for a in A]) for h in range(c.n_head)]
 
 
-def attend(p, c, at, S, columns):
-    def ready(s, t, h):
-        u = norm(p, f"{at}.{s}_norm", S[s][t][h], c) if c.qk_norm else S[s][t][h]
-        return rope(u, t, c) if c.position == "rope" else u
-
-    T, group, out = len(S["q"]), c.n_head // c.n_kv_head, []
-    q, k = ([[ready(s, t, h) for h in range(n)] for t in range(T)] for s, n in (("q", c.n_head), ("k", c.n_kv_head)))
-    for t in range(T):
-        w = weights(p, c, at, q, k, t, columns or T + c.kernel)
-        y = [sum(w[h][j] * S["v"][j][h // group] for j in range(t + 1)) for h in range(c.n_head)]
-        out.append(linear(p, f"{at}.wo",
-                          torch.cat(y if c.gate == "none" else [u * sigmoid(g) for u, g in zip(y, S["g"][t])])))
-    return out
-
-
-def dape(p, c, x, columns=None):
-    """columns: None, or how many columns U has: as in the authors' code if there are len(x)."""
+def dape(p, c, x, columns=100):
+    """columns: how many columns U has; as in the authors' code if there are len(x)."""
     for n in range(c.n_layer):
         at = f"blocks.{n}"
         a = [norm(p, f"{at}.attn_norm", u, c) for u in x]
-        x = add(x, attend(p, c, f"{at}.attn", project(p, c, at, a, a, a), columns))
+        x = add(x, attend(p, c, at, project(p, c, at, a, a, a),
+                          rotate=rope if c.position == "rope" else lambda u, t, c: u,
+                          weights=lambda *given: weights(p, c, f"{at}.attn", *given, columns)))
         x = add(x, mlp_sublayer(p, c, at, x))
     return x
 

@@ -3,13 +3,13 @@ import pytest
 import torch
 from measure import SMALL, extra
 from reference import (  # noqa: F401  (float64: autouse)
-    BASE, compare, float64, gelu, gpt, heads, linear, norm, setup, show, sigmoid)
+    compare, float64, gelu, gpt, heads, linear, norm, setup, show, sigmoid)
 
 import models
 
 OWN = dict(gate="elementwise", granularity="elementwise", norms="qkvg")
-CASES = BASE + [dict(granularity="headwise"), dict(granularity="scalar", n_kv_head=4), dict(norms="qk"),
-                dict(granularity="headwise", norms="none")]
+CASES = [dict(), dict(granularity="headwise", tie_embeddings=True, qk_norm=False), dict(norms="qk"),
+         dict(granularity="scalar", norms="none", n_kv_head=4)]
 MAPS = dict(q="wq", k="wk", v="wv", g="gate")
 every_model = pytest.mark.parametrize("name", ["exoformer", "nuresformer", "exoformer_dynamic"])
 

@@ -79,17 +79,6 @@ def test_equations_of_hyperconnections(options):
     compare(partial(streams, dynamic_maps), *setup("hyperconnections", **{**OWN, **options}))
 
 
-@pytest.mark.parametrize("dynamic", [True, False])
-def test_every_entry_of_the_parameters_gets_a_gradient(dynamic):
-    """Also the last column of each map, and of the maps of the first and the last sublayer."""
-    model = setup("hyperconnections", **{**OWN, "dynamic": dynamic})[0]
-    model(idx(2, 6), idx(2, 6).roll(1, 1))[1].backward()
-    for key, q in model.named_parameters():
-        if "_connection" in key:
-            columns = q.grad.abs().flatten(0, -2).amax(0) if q.ndim > 1 else q.grad.abs()
-            assert (columns > 1e-10).all(), (key, columns)
-
-
 def test_initial_values():
     eye = torch.eye(3)
     for dynamic in (True, False):
@@ -110,23 +99,6 @@ def test_parameter_counts_of_the_paper():
 
 
 # ------------------------------------------------------------------------------------------ also of mhc.py, mhc_lite.py
-
-
-@pytest.mark.parametrize("name, options", [*((name, {}) for name in NAMES), ("hyperconnections", dict(dynamic=False))],
-                         ids=show)
-def test_what_is_read_breaks_the_symmetry(name, options):
-    """At the start all streams are equal, their gradients are not: each sublayer reads another stream most. With a
-    uniform H_pre the gradients are equal too, and the streams would stay so for ever."""
-    for uniform in (False, True):
-        model = build(name, zero_init=False, **options)
-        if uniform:
-            with torch.no_grad():
-                for m in connections(model):
-                    (m.static[:, 0] if hasattr(m, "static") else m.bias[:3]).fill_(0.5)
-        model(idx(2, 6), idx(2, 6).roll(1, 1))[1].backward()
-        for m in connections(model)[:-1]:                              # the head treats all alike
-            grad = m.static.grad[:, 1] if hasattr(m, "static") else m.bias.grad[3:6]        # of H_post
-            assert ((grad - grad.mean()).abs().max() < 1e-9 * grad.abs().max()) == uniform
 
 
 @pytest.mark.parametrize("name", NAMES)

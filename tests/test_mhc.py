@@ -3,12 +3,12 @@ from functools import partial
 
 import pytest
 import torch
-from reference import COMMON, compare, count, float64, rms, setup, show, sigmoid  # noqa: F401  (float64: autouse)
-from test_hyperconnections import build, connections, idx, streams
+from reference import compare, count, float64, rms, setup, show, sigmoid  # noqa: F401  (float64: autouse)
+from test_hyperconnections import build, connections, streams
 
 import models
 
-OWN = dict(n_streams=3, sinkhorn_steps=20)
+OWN = dict(n_layer=2, n_streams=3, sinkhorn_steps=20)
 
 
 def doubly_stochastic(Z, steps):
@@ -38,21 +38,9 @@ def maps(p, c, at, X):
 
 @pytest.mark.parametrize("options", [
     dict(), dict(n_streams=1), dict(sinkhorn_steps=1), dict(sinkhorn_steps=2, n_streams=2, n_kv_head=4),
-    dict(n_streams=4, gate="headwise", tie_embeddings=True, qk_norm=False, z_loss=0.0)], ids=show)
+    dict(n_streams=4, sinkhorn_steps=4, gate="headwise", tie_embeddings=True)], ids=show)
 def test_equations_of_mhc(options):
     compare(partial(streams, maps), *setup("mhc", **{**OWN, **options}))
-
-
-@pytest.mark.parametrize("name", ["mhc", "mhc_lite"])
-def test_every_entry_gets_a_gradient_but_those_of_the_first_and_last_h_res(name):
-    """There every doubly stochastic map does the same: it keeps equal streams, and the sum of the streams."""
-    model = setup(name, n_streams=3)[0]
-    model(idx(2, 6), idx(2, 6).roll(1, 1))[1].backward()
-    for k, m in enumerate(connections(model)):
-        for grad in (m.phi.grad.abs().amax(0), m.bias.grad.abs(), m.alpha.grad.abs()):
-            res = 2 if len(grad) == 3 else 6
-            assert (grad[:res] > 1e-10).all()
-            assert (grad[res:] > 1e-10).all() if 0 < k < 5 else (grad[res:] < 1e-10).all(), (k, grad)
 
 
 def test_initial_values():
@@ -60,20 +48,6 @@ def test_initial_values():
     for k, m in enumerate(connections(build("mhc"))):
         assert torch.equal(m.bias, torch.cat((2 * eye[k % 3] - 1, torch.zeros(3), (8 * eye - 8).flatten())))
         assert (m.phi == 0).all() and (m.alpha == 0.01).all()
-
-
-@pytest.mark.parametrize("name", ["mhc", "mhc_lite"])
-@torch.no_grad()
-def test_it_starts_as_gpt_with_any_doubly_stochastic_map_and_any_reading(name):
-    model = build(name, zero_init=False, norm_eps=1e-14)
-    for m in connections(model):
-        m.bias[:3].normal_()
-        m.bias[6:].normal_()
-    base = models.build("gpt", **{**COMMON, "norm_eps": 1e-14})
-    base.load_state_dict(model.state_dict(), strict=False)
-    torch.testing.assert_close(model(idx(2, 6))[0], base(idx(2, 6))[0], rtol=0, atol=1e-9)
-    connections(model)[2].bias[3:6].normal_()                          # what is written does matter
-    assert (model(idx(2, 6))[0] - base(idx(2, 6))[0]).abs().max() > 1e-4
 
 
 @torch.no_grad()

@@ -39,11 +39,11 @@ def build(name, options, randomise=True, **more):
     return model.eval()
 
 
-def baseline(model, name, randomise=False):
-    """The baseline of a model in the settings that they share."""
+def baseline(model, name):
+    """The baseline of a model, at its initial values, in the settings that they share."""
     base = models.baseline(name)
-    return build(base, {key: getattr(model.config, key) for key in fields(name).keys() & fields(base).keys()},
-                 randomise)
+    shared = fields(name).keys() & fields(base).keys()
+    return build(base, {key: getattr(model.config, key) for key in shared}, randomise=False)
 
 
 def tokens(*shape):
@@ -67,8 +67,8 @@ def need(name, thing, *attributes):
 # --------------------------------------------------------------------------------------------------------- the function
 
 
-NEUTRAL = [(name, options) for name in models.names() if probes.of(name, "neutral")
-           for options in settings.of(name, "NEUTRAL", [{}])]
+NEUTRAL = [(name, options) for name in models.names()
+           for options in settings.of(name, "NEUTRAL", [{}] if probes.of(name, "neutral") else [])]
 
 
 @pytest.mark.parametrize("name, options", NEUTRAL, ids=show)
@@ -96,10 +96,6 @@ def test_neutral_setting_equals_the_baseline(name, options):
         p.add_(torch.randn_like(p) * (0.2 if p.ndim > 1 else 0.1))
     if {key for key in own.missing_keys if not f".{key}".split(".")[-2].endswith("norm")}:
         assert (model(tokens(2, 16))[0] - base(tokens(2, 16))[0]).abs().max() > 1e-3
-
-
-def test_every_neutral_setting_is_of_a_model_that_has_one():
-    assert {name for name, _ in settings.pairs("NEUTRAL")} <= {name for name, _ in NEUTRAL}
 
 
 @pytest.mark.parametrize("name, options", [case for case in CASES if probes.of(case[0], "costs")],
@@ -286,7 +282,7 @@ def test_optimizer_groups_are_a_partition(name, options):
         assert {rate[id(p)] for p in matrices} <= {(0.02 if kind == "muon" else 0.01, 0.1)}
         assert {rate[id(p)] for p in muon.mixes(model)} <= {(0.003, 0.0)}
     if settings.belongs(name) and not options:
-        names = {id(p): re.sub(r"\.\d+\.", ".", key) for key, p in model.named_parameters()}
+        names = {id(p): re.sub(r"\.\d+\.", ".", key, count=1) for key, p in model.named_parameters()}
         ours, mixing = ({names[id(p)] for p in part} for part in (matrices, muon.mixes(model)))
         usual = {f"blocks.{key}.weight" for key in ("attn.wq", "attn.wk", "attn.wv", "attn.wo", "attn.gate",
                                                     "mlp.w_gate", "mlp.w_up", "mlp.w_down")}
@@ -353,15 +349,14 @@ def test_every_parameter_and_buffer_gets_a_value(name, options):
 
 
 @every_model
-@pytest.mark.parametrize("n_layer", [12, 48])
-def test_the_final_norm_is_one_at_the_start(name, n_layer):
+def test_the_final_norm_is_one_at_the_start(name):
     """norm_eps is small against the states: an embedding of std 0.02 over 48 layers still gives rms 1 after a norm."""
-    model, seen = build(name, {}, randomise=False, n_layer=n_layer), []
+    model, seen = build(name, {}, randomise=False, n_layer=48), []
     need(name, model, "final_norm")
     model.final_norm.register_forward_hook(lambda module, inputs, output: seen.append(output))
     model(tokens(2, 8))
     rms = seen[0].square().mean().sqrt().item()
-    assert abs(rms - 1) < 0.02, f"models/{name}.py: with {n_layer} layers norm_eps is not small against the states"
+    assert abs(rms - 1) < 0.02, f"models/{name}.py: with 48 layers norm_eps is not small against the states"
 
 
 @every_model

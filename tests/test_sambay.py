@@ -5,7 +5,7 @@ import pytest
 import torch
 from measure import extra
 from reference import (  # noqa: F401  (float64: autouse)
-    COMMON, add, compare, float64, heads, linear, mlp_sublayer, norm, setup, show, sigmoid, softmax)
+    COMMON, add, attend, compare, float64, linear, mlp_sublayer, norm, project, queries, setup, show)
 
 import models
 
@@ -39,45 +39,25 @@ def mamba(p, c, at, a):
     return out, ys
 
 
-def attention(p, c, at, a, first, keys=None, values=None):
-    """softmax(q k^T / sqrt(D)) v over tokens first(t) .. t, without positions; own keys and values unless given."""
-    def normed(name, u):
-        return norm(p, f"{at}.{name}", u, c) if c.qk_norm else u
-
-    if keys is None:
-        keys = [[normed("k_norm", u) for u in heads(linear(p, f"{at}.wk", x), c.n_kv_head)] for x in a]
-        values = [heads(linear(p, f"{at}.wv", x), c.n_kv_head) for x in a]
-    out, D, group = [], c.d_model // c.n_head, c.n_head // c.n_kv_head
-    for t, x in enumerate(a):
-        y, past = [], range(first(t), t + 1)
-        for h, q in enumerate(heads(linear(p, f"{at}.wq", x), c.n_head)):
-            q = normed("q_norm", q)
-            weights = softmax([torch.dot(q, keys[s][h // group]) / math.sqrt(D) for s in past])
-            y.append(sum(w * values[s][h // group] for w, s in zip(weights, past)))
-            if c.gate != "none":
-                y[-1] = y[-1] * sigmoid(heads(linear(p, f"{at}.gate", x), c.n_head)[h])
-        out.append(linear(p, f"{at}.wo", torch.cat(y)))
-    return out, keys, values
-
-
 def stack(p, c, x):
     half = 2 * (c.n_layer // 4)
     for i in range(c.n_layer):
         at = f"blocks.{i}"
-        a = [norm(p, f"{at}.attn_norm", u, c) for u in x]
-        at += ".attn"
+        a, plain = [norm(p, f"{at}.attn_norm", u, c) for u in x], dict(rotate=lambda u, t, c: u)
         if i < half and i % 2 == 1:
-            mixed = attention(p, c, at, a, lambda t: max(0, t - c.window + 1))[0]
+            mixed = attend(p, c, at, project(p, c, at, a, a, a), window=c.window, **plain)
         elif i <= half:
-            mixed, memory = mamba(p, c, at, a)
+            mixed, memory = mamba(p, c, f"{at}.attn", a)
         elif i == half + 1:
-            mixed, keys, values = attention(p, c, at, a, lambda t: 0)
+            full = project(p, c, at, a, a, a)
+            mixed = attend(p, c, at, full, **plain)
         elif i % 2 == 0 and c.gmu:
-            mixed = [linear(p, f"{at}.wo", silu(linear(p, f"{at}.w_gate", u)) * m) for u, m in zip(a, memory)]
+            mixed = [linear(p, f"{at}.attn.wo", silu(linear(p, f"{at}.attn.w_gate", u)) * m)
+                     for u, m in zip(a, memory)]
         else:
-            mixed = attention(p, c, at, a, lambda t: 0, keys, values)[0]
+            mixed = attend(p, c, at, {**full, **queries(p, c, at, a)}, of=f"blocks.{half + 1}", **plain)
         x = add(x, mixed)
-        x = add(x, mlp_sublayer(p, c, f"blocks.{i}", x))
+        x = add(x, mlp_sublayer(p, c, at, x))
     return x
 
 

@@ -76,28 +76,6 @@ def test_equations(options):
 
 
 @torch.no_grad()
-def test_only_distances_count():
-    """Positions shifted for all tokens: the same logits, as rotation comes after the maps."""
-    model, _, _, idx, _ = setup("sas", **{**OWN, "max_len": 12})
-    before = model(idx)[0]
-    model.cos, model.sin = model.cos.roll(-5, 0), model.sin.roll(-5, 0)
-    assert (model(idx)[0] - before).abs().max() < 1e-9
-    model.sin = -model.sin.flip(-1)
-    assert (model(idx)[0] - before).abs().max() > 1e-3
-
-
-@torch.no_grad()
-def test_the_cache_holds_what_was_simulated():
-    model, _, _, idx, _ = setup("sas", **OWN)
-    cache = models.module("sas").Cache(model, 2, 9)
-    assert cache.k[0].shape == cache.v[1].shape == (2, 4, 9, 12)                    # 2 groups of 2 key/value heads
-    full = model(idx)[0]
-    parts = [model(idx[:, t:t + n], cache=cache)[0] for t, n in ((0, 3), (3, 1), (4, 1), (5, 2))]
-    assert (torch.cat(parts, dim=1) - full).abs().max() < 1e-10
-    assert cache.k[0][:, :, 6].abs().min() > 0 and (cache.k[0][:, :, 7:] == 0).all()
-
-
-@torch.no_grad()
 def test_initial_values():
     """The maps are uniform within 1 / sqrt(inputs), as PyTorch would make them."""
     model = models.build("sas", vocab_size=31, n_layer=1, n_head=8, n_kv_head=4, d_model=512)
