@@ -50,9 +50,6 @@ def test_equations(options):
     assert all({True, False} == set(bound) for bound in seen)
 
 
-# ------------------------------------------------------------------------------------------------------------- geometry
-
-
 def step(scale=1.0, layer=2, dtype=torch.float64):
     found = models.module("geonorm").Geodesic(layer).to(dtype)
     torch.nn.init.constant_(found.scale, scale)

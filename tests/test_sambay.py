@@ -12,9 +12,6 @@ import models
 sambay = models.module("sambay")
 
 
-# --------------------------------------------------------------------------------------- the model, one token at a time
-
-
 def silu(x):
     return x / (1 + torch.exp(-x))
 
@@ -87,9 +84,6 @@ def test_mixers():
     assert "blocks.5.attn.wk.weight" in keys and not [*model.buffers()]
 
 
-# ------------------------------------------------------------------------------------------------------- the recurrence
-
-
 def one_after_the_other(a, b):
     s = [b[:, 0]]
     for t in range(1, b.size(1)):
@@ -129,9 +123,6 @@ def test_training_keeps_no_states():
     assert sizes and not any(c.d_state in shape and 2 * c.d_model in shape and len(shape) > 3 for shape in sizes)
 
 
-# ------------------------------------------------------------------------------------------------------------ the cache
-
-
 def test_what_the_cache_holds():
     """Keys and values of all tokens for windows and the full attention; nothing for the layers that only read."""
     model = setup("sambay", OWN)[0]
@@ -152,9 +143,6 @@ def test_a_cache_under_autocast_keeps_its_states_in_fp32():
     assert {t.dtype for t in (cache.u[0], cache.k[1], cache.v[5])} == {torch.bfloat16}
     assert cache.state[0].dtype == torch.float32
     assert (torch.cat(parts, 1).float() - full.float()).abs().max() < 0.05 * full.abs().max()
-
-
-# ------------------------------------------------------------------------------------------------------- initial values
 
 
 def test_initial_values():
