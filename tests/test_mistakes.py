@@ -1,5 +1,4 @@
 """A user's mistakes at train.py, eval.py and sample.py: one line, exit code 2, nothing lost."""
-import os
 import shutil
 
 import pytest
@@ -71,10 +70,10 @@ OTHERS = [   # (script, words, what the line must say)
 
 
 class Bomb:
-    """Pickled: code that makes a folder in the current one."""
+    """Pickled: code that makes a file in the current folder."""
 
     def __reduce__(self):
-        return os.mkdir, ("code ran",)
+        return open, ("code ran", "w")
 
 
 @pytest.fixture(scope="session")
@@ -106,14 +105,19 @@ def place(data, whole, tmp_path_factory):
     held.close()
 
 
+def files(place):
+    return {path: path.read_bytes() for path in place.rglob("*")
+            if path.is_file() and path.name != ".lock" and path.suffix != ".pyc"}
+
+
 def refused(scripts, place, script, words):
     """The one line that the script says before it exits with 2, no file changed or made."""
-    before = {path: path.read_bytes() if path.is_file() else None for path in place.rglob("*")}
+    before = files(place)
     words = [place / word if str(word).isupper() else word for word in words]
     done = scripts.run(script, *words, cwd=place, PYTHONPATH=str(place / "stub"))
     lines = done.stderr.strip().splitlines()
     assert done.returncode == 2 and len(lines) == 1 and lines[0].startswith(f"{script}: error: "), done.stderr
-    assert before == {path: path.read_bytes() if path.is_file() else None for path in place.rglob("*")}
+    assert before == files(place) and not (place / "new").exists()
     return lines[0]
 
 
