@@ -26,7 +26,6 @@ BAD = {   # name: (flags, what the line must say). Words in capitals are files o
     "not a number": (["--max_steps", "many"], "--max_steps"),
     "no steps": (["--max_steps", "0"], "--max_steps must be positive"),
     "rate not finite": (["--muon_lr", "inf"], "--muon_lr must be positive"),
-    "far too many threads": (["--threads", "10000"], "--threads must lie between 0 and 1,024"),
     "long warm-up": (["--warmup_steps", "41"], "--warmup_steps must lie between 0 and 40"),
     "batch not whole": (["--batch_tokens", "100"], "--batch_tokens 100 must be a multiple"),
     "micro-batch not a divisor": (["--micro_batch", "3"], "--micro_batch 3 must divide"),
