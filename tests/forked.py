@@ -52,7 +52,7 @@ class Scripts:
     def run(self, script, *words, cwd=ROOT, seconds=600, PYTHONPATH=None):
         """Runs one script at a time; calls from several threads wait."""
         order = {"script": str(script), "words": [str(w) for w in words], "cwd": str(cwd), "seconds": seconds,
-                 "path": PYTHONPATH}
+                 "path": [PYTHONPATH] if PYTHONPATH else []}
         with self.turn:
             self.server.stdin.write(json.dumps(order) + "\n")
             self.server.stdin.flush()
@@ -72,7 +72,7 @@ def child(order, out, err):
     if not module and not path.is_relative_to(ROOT):
         for name in [name for name in sys.modules if name.split(".")[0] in ("models", "muon", "nanodepth", "probes")]:
             del sys.modules[name]
-    sys.path[:2] = [str(ROOT if module else path.parent)] + [order["path"]] * (order["path"] is not None)
+    sys.path[:2] = [str(ROOT if module else path.parent), *order["path"]]
     sys.argv = [str(path), *order["words"]]
     code = 1
     try:

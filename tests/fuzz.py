@@ -7,11 +7,7 @@ The rule: the script ends well (exit code 0, or 3 if a loss is not finite), or p
 and changes no file. Never a traceback, never more than a minute, and no code from a checkpoint is executed.
 """
 import argparse
-import base64
-import gzip
 import hashlib
-import json
-import lzma
 import os
 import pickle
 import random
@@ -23,12 +19,10 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pyarrow
 import torch
-import zstandard
-from endurance import inside, prepare
+from endurance import prepare
+from folders import ranks_file, write_docs
 from forked import Scripts
-from pyarrow import parquet
 from small import flags
 
 import data_prep
@@ -48,36 +42,24 @@ STRAY = ["--", "-h=", "--unknown", "extra", "--mod", "--resume", "@file", "--mod
 
 
 class Bomb:
-    """Pickled: code that makes a folder."""
-
-    def __init__(self, path):
-        self.path = str(path)
+    """Pickled: code that makes a folder in the current one, where the scripts run."""
 
     def __reduce__(self):
-        return os.mkdir, (self.path,)
+        return os.mkdir, ("code ran",)
 
 
-def good_folder(folder):
+def good_folder(folder, scripts):
     """What the cases copy: data, data with its own vocabulary, a finished run on each, and texts."""
     folder.mkdir()
     prepare(folder)
-    text, documents = (folder / "words.txt").read_text()[:20_000], [f"document {i} of words" for i in range(200)]
     (folder / "words.txt").unlink()
-    (folder / "a.txt").write_text(text)
-    (folder / "a.jsonl").write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
-    for name, compress in dict(gz=gzip.compress, xz=lzma.compress, zst=zstandard.compress).items():
-        (folder / f"a.txt.{name}").write_bytes(compress(text.encode()))
-    parquet.write_table(pyarrow.table({"text": documents}), folder / "a.parquet")
-    tokens = [bytes([i]) for i in range(256)] + [b" the", b" cat"]
-    (folder / "ranks").write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % i for i, token in enumerate(tokens)))
-    data_prep.prepare_text([folder / "a.txt"], folder / "own", str(folder / "ranks"), val_frac=0.2)
-    before = os.getcwd()
-    os.chdir(folder)                                            # the runs name their data by a relative path
-    try:
-        assert inside(flags(**SMALL, data="data", out="run")) == 0
-        assert inside(flags(**SMALL, model=models.names()[-1], data="own", out="run of its own")) == 0
-    finally:
-        os.chdir(before)
+    for name in TEXTS:
+        write_docs(folder / name, [f"document {i} of words" for i in range(200)])
+    ranks = ranks_file(folder / "ranks", [bytes([i]) for i in range(256)] + [b" of", b" words"])
+    data_prep.prepare_text([folder / "a.txt"], folder / "own", str(ranks), val_frac=0.2)
+    for data, run, model in (("data", "run", "gpt"), ("own", "run of its own", models.names()[-1])):
+        done = scripts.run("train.py", *flags(**SMALL, model=model, data=data, out=run), cwd=folder)
+        assert done.returncode == 0, done.stderr
 
 
 def users_of(data, run):
@@ -114,13 +96,13 @@ def spoil(path, rng):
 
 def foreign_checkpoint(path, rng):
     """Puts something else that torch.load or pickle reads in a checkpoint's place; says what."""
-    checkpoint, bomb = torch.load(path, weights_only=True), Bomb(path.parent.parent / "code ran")
+    checkpoint = torch.load(path, weights_only=True)
     kind = rng.choice(["code", "pickled code", "a part", "other", "of another shape"])
     if kind == "pickled code":
-        path.write_bytes(pickle.dumps(rng.choice([bomb, {"model": bomb}]), protocol=rng.choice([0, 2, 4])))
+        path.write_bytes(pickle.dumps(rng.choice([Bomb(), {"model": Bomb()}]), protocol=rng.choice([0, 2, 4])))
         return f"ckpt.pt: {kind}"
     if kind == "code":
-        rng.choice([checkpoint, checkpoint["config"], checkpoint["model"]])["x"] = bomb
+        rng.choice([checkpoint, checkpoint["config"], checkpoint["model"]])["x"] = Bomb()
     elif kind == "a part":
         del checkpoint[rng.choice(sorted(checkpoint))]
     elif kind == "other":
@@ -205,8 +187,8 @@ def case(i, seed, good, folder, scripts):
 def fuzz(n, seed, folder):
     """Runs n cases; returns ({(kind, exit code): count}, reports of those that break the rule)."""
     good, counts, reports = folder / "good", Counter(), []
-    good_folder(good)
     with Scripts() as one, Scripts() as two, ThreadPoolExecutor(2) as pool:
+        good_folder(good, one)
         shutil.copytree(good, folder / "unspoilt")                              # undamaged input must not be an error
         for words in (*users_of("data", "run"), *users_of("own", "run of its own"), *text_commands()):
             done = one.run(*words, cwd=folder / "unspoilt")
@@ -234,8 +216,8 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         if args.case is not None:
-            good_folder(folder / "good")
             with Scripts() as scripts:
+                good_folder(folder / "good", scripts)
                 where = Path(args.keep) if args.keep else folder / "case"
                 print(*case(args.case, args.seed, folder / "good", where, scripts), sep="\n")
             sys.exit()

@@ -184,6 +184,9 @@ def test_samples_and_tensorboard(data, tmp_path, capsys):
 def test_weights_and_biases(data, tmp_path, monkeypatch):
     """A run that goes on is the same one there; a copy that goes on, and before_decay, are others."""
     begun, logged = [], []
+    with pytest.raises(UserError, match="pip install wandb"), monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "wandb", None)                           # as if it were not installed
+        inside(*flags(**LONG, data=data, wandb=True))
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(
         init=lambda **given: begun.append(given) or types.SimpleNamespace(log=lambda row, step: logged.append(step))))
     assert inside(*flags(**{**LONG, "max_steps": 12}, data=data, out=tmp_path / "a", wandb=True)) == 0
