@@ -1,7 +1,6 @@
 """Wrong input: broken shards, meta.json, checkpoints, logs, texts and vocabularies, and odd command lines; seeded.
 
-    python tests/fuzz.py --n 1000 --seed 0      counts, and every case that breaks the rule, with how to repeat it
-    python tests/fuzz.py --case 17 --keep DIR   one case; its files stay in DIR
+    python tests/fuzz.py --n 1000 --seed 0      counts, and every case that breaks the rule, with its files
 
 The rule: the script ends well (exit code 0, or 3 if a loss is not finite), or prints one line on stderr, exits with 2
 and changes no file. Never a traceback, never more than a minute, and no code from a checkpoint is executed.
@@ -31,9 +30,10 @@ import models
 SMALL = dict(n_layer=2, d_model=32, n_head=2, d_ff=64, max_len=64, seq_len=16, batch_tokens=64, max_steps=2,
              warmup_steps=1, eval_every=1, eval_tokens=100, device="cpu", dtype="fp32")
 SHORT = ["--tokens", "100", "--device", "cpu"]
-TEXTS = "a.txt a.jsonl a.txt.gz a.txt.xz a.txt.zst a.parquet".split()
-BENCH = ("--models gpt --n_layer 1 --d_model 32 --n_head 1 --vocab_size 64 --seq_len 16 --rounds 1 --prompt 4 "
+TEXT = ["data_prep.py", "text", "--out", "new", "--val_frac", "0.2"]
+BENCH = ("bench.py --models gpt --n_layer 1 --d_model 32 --n_head 1 --vocab_size 64 --seq_len 16 --rounds 1 --prompt 4 "
          "--new_tokens 2 --no-compile --device cpu").split()
+TEXTS = "a.txt a.jsonl a.txt.gz a.txt.xz a.txt.zst a.parquet".split()
 VALUES = ["-1", "0", "1", "2", "3", "7", "16", "1e3", "0.5", "1_0", "4294967296", "1" + "0" * 30, "nan", "inf", "-inf",
           "-0", "1e400", "0x10", " 4 ", "٣", "", " ", "none", "true", "x", "--", "-", "\n", "gpt", "muon", "cosine",
           "headwise", "relu", "cuda:99", "meta", "data", "run", "a.txt", "/", "..", "x" * 300, "ü", "%s", "{}"]
@@ -49,41 +49,41 @@ class Bomb:
 
 
 def good_folder(folder, scripts):
-    """What the cases copy: data, data with its own vocabulary, a finished run on each, and texts."""
+    """Makes what the cases copy: data, data with its own vocabulary, a finished run on each, and texts.
+
+    Returns {file: the commands that read it}.
+    """
     folder.mkdir()
     prepare(folder)
-    (folder / "words.txt").unlink()
     for name in TEXTS:
         write_docs(folder / name, [f"document {i} of words" for i in range(200)])
     ranks = ranks_file(folder / "ranks", [bytes([i]) for i in range(256)] + [b" of", b" words"])
     data_prep.prepare_text([folder / "a.txt"], folder / "own", str(ranks), val_frac=0.2)
+    readers = {name: [[*TEXT, name, "--tokenizer", "byte"]] for name in TEXTS}
+    readers["ranks"] = [[*TEXT, "a.txt", "--tokenizer", "ranks"]]
     for data, run, model in (("data", "run", "gpt"), ("own", "run of its own", models.names()[-1])):
-        done = scripts.run("train.py", *flags(**SMALL, model=model, data=data, out=run), cwd=folder)
+        train = ["train.py", *flags(**SMALL, model=model, data=data)]
+        done = scripts.run(*train, "--out", run, cwd=folder)
         assert done.returncode == 0, done.stderr
-
-
-def users_of(data, run):
-    """Commands that read a data folder and a run made on it."""
-    return [["train.py", *flags(**SMALL, data=data, out="new")], ["train.py", "--resume", run],
-            ["eval.py", run, *SHORT], ["eval.py", run, "--data", data, *SHORT],
-            ["analyze.py", "probe", run, "--out", "new", *SHORT],
-            ["sample.py", run, "--max_new_tokens", "5", "--prompt", "the"]]
-
-
-def text_commands():
-    """Commands that read texts, each with its file."""
-    command = ["data_prep.py", "text", "--out", "new", "--val_frac", "0.2"]
-    return [[*command, name, "--tokenizer", "byte"] for name in TEXTS] + [[*command, "a.txt", "--tokenizer", "ranks"]]
+        users = [["train.py", "--resume", run], ["eval.py", run, *SHORT], ["eval.py", run, "--data", data, *SHORT],
+                 ["analyze.py", "probe", run, "--out", "new", *SHORT],
+                 ["sample.py", run, "--max_new_tokens", "5", "--prompt", "the"]]
+        readers[f"{run}/ckpt.pt"] = users
+        readers |= {f"{data}/{path.name}": [[*train, "--out", "new"], *users] for path in (folder / data).iterdir()}
+        for name in ("config.json", "log.jsonl"):
+            readers[f"{run}/{name}"] = [["analyze.py", "curves", run, "--out", "new"]]
+    return readers
 
 
 # -------------------------------------------------------------------------------------------------------------- cases
 
 
 def spoil(path, rng):
-    """Damages a file as disks, networks and editors do; says how."""
+    """Damages a file as disks, networks and people do; says how."""
+    if path.name == "ckpt.pt" and rng.random() < 0.5:
+        return foreign_checkpoint(path, rng)
     raw = path.read_bytes()
-    kind = rng.choice(["cut", "grow", "zeros", "empty", "delete", "another file", "folder"])
-    at = rng.randrange(len(raw))
+    kind, at = rng.choice(["cut", "grow", "zeros", "empty", "delete", "another file", "folder"]), rng.randrange(len(raw))
     other = rng.choice([p for p in sorted(path.parent.iterdir()) if p.is_file()]).read_bytes()
     path.unlink()
     if kind == "folder":
@@ -91,7 +91,7 @@ def spoil(path, rng):
     elif kind != "delete":
         path.write_bytes({"cut": raw[:at], "grow": raw + rng.randbytes(rng.choice([1, 2, 3, 1000])), "empty": b"",
                           "zeros": raw[:at] + bytes(len(raw) - at), "another file": other}[kind])
-    return f"{path.name}: {kind}"
+    return kind
 
 
 def foreign_checkpoint(path, rng):
@@ -99,8 +99,8 @@ def foreign_checkpoint(path, rng):
     checkpoint = torch.load(path, weights_only=True)
     kind = rng.choice(["code", "pickled code", "a part", "other", "of another shape"])
     if kind == "pickled code":
-        path.write_bytes(pickle.dumps(rng.choice([Bomb(), {"model": Bomb()}]), protocol=rng.choice([0, 2, 4])))
-        return f"ckpt.pt: {kind}"
+        path.write_bytes(pickle.dumps({"model": Bomb()}, protocol=rng.choice([0, 2, 4])))
+        return kind
     if kind == "code":
         rng.choice([checkpoint, checkpoint["config"], checkpoint["model"]])["x"] = Bomb()
     elif kind == "a part":
@@ -111,33 +111,13 @@ def foreign_checkpoint(path, rng):
         name = rng.choice(sorted(checkpoint["model"]))
         checkpoint["model"][name] = checkpoint["model"][name][:1].clone()
     torch.save(checkpoint, path)
-    return f"ckpt.pt: {kind}"
+    return kind
 
 
-def broken_data(folder, rng):
-    data, run = rng.choice([("data", "run"), ("own", "run of its own")])
-    return spoil(rng.choice(sorted((folder / data).iterdir())), rng), rng.choice(users_of(data, run))
-
-
-def broken_run(folder, rng):
-    data, run = rng.choice([("data", "run"), ("own", "run of its own")])
-    name = rng.choice(["ckpt.pt"] * 4 + ["config.json", "log.jsonl"])
-    said = (foreign_checkpoint if name == "ckpt.pt" and rng.random() < 0.6 else spoil)(folder / run / name, rng)
-    users = users_of(data, run)[1:] if name == "ckpt.pt" else [["analyze.py", "curves", run, "--out", "new"]]
-    return said, rng.choice(users)
-
-
-def broken_text(folder, rng):
-    command = rng.choice(text_commands())
-    name = "ranks" if "ranks" in command else next(word for word in command if word in TEXTS)
-    return spoil(folder / name, rng), command
-
-
-def command_line(rng, scripts):
+def command_line(readers, rng, scripts):
     """A good command with a few more of its flags, mostly with wrong values."""
     train = ["train.py", *flags(**SMALL, data="data", out="new", model=rng.choice(models.names()))]
-    others = [*users_of("data", "run")[3:], text_commands()[0], ["bench.py", *BENCH]]
-    command = train if rng.random() < 0.5 else rng.choice(others)
+    command = train if rng.random() < 0.5 else rng.choice([BENCH, *readers["a.txt"], *readers["run/ckpt.pt"][1:]])
     known = re.findall(r"^ +--(\w+)", scripts.run(*command, "--help").stdout, re.M)
     known = [flag for flag in known if flag not in ("compile", "bytes")]                # the compiler takes too long
     for _ in range(rng.randrange(1, 4)):
@@ -146,10 +126,7 @@ def command_line(rng, scripts):
         command = [*command, *rng.choice([[f"--{flag}", value], [f"--{flag}={value}"]])]
     if rng.random() < 0.15:
         command.insert(rng.randrange(1, len(command) + 1), rng.choice(STRAY))
-    return "command line", command
-
-
-KINDS = {"data": broken_data, "run": broken_run, "text": broken_text, "command line": None}
+    return command
 
 
 def tree_of(folder):
@@ -158,12 +135,13 @@ def tree_of(folder):
             for p in sorted(folder.rglob("*")) if p.name != ".lock"}
 
 
-def case(i, seed, good, folder, scripts):
-    """One case in a copy of `good`. Returns (kind, exit code, None or how it breaks the rule)."""
-    rng = random.Random(f"{seed} {i}")
-    kind = list(KINDS)[i % len(KINDS)]
-    shutil.copytree(good, folder)
-    said, words = KINDS[kind](folder, rng) if KINDS[kind] else command_line(rng, scripts)
+def case(rng, readers, folder, scripts):
+    """One case in the folder, a copy of the good one. Returns (kind, exit code, None or how it breaks the rule)."""
+    if rng.random() < 0.25:
+        kind, said, words = "command line", "", command_line(readers, rng, scripts)
+    else:
+        file = rng.choice(sorted(readers))
+        kind, said, words = Path(file).name, spoil(folder / file, rng), rng.choice(readers[file])
     before = tree_of(folder)
     done = scripts.run(*words, cwd=folder, seconds=60)
     after, lines, broken = tree_of(folder), done.stderr.strip("\n").split("\n"), []
@@ -180,27 +158,31 @@ def case(i, seed, good, folder, scripts):
         broken.append("input files changed")
     if (folder / "code ran").exists():
         broken.append("CODE WAS EXECUTED")
-    report = f"case {i} ({said}): {' '.join(words)}\n  {', '.join(broken)}\n  {done.stderr[-1500:]}" if broken else None
+    report = f"{kind}: {said}: {' '.join(words)}\n  {', '.join(broken)}\n  {done.stderr[-1500:]}" if broken else None
     return kind, done.returncode, report
 
 
 def fuzz(n, seed, folder):
-    """Runs n cases; returns ({(kind, exit code): count}, reports of those that break the rule)."""
+    """Runs n cases; returns ({(kind, exit code): count}, reports of those that break the rule, whose files stay)."""
     good, counts, reports = folder / "good", Counter(), []
     with Scripts() as one, Scripts() as two, ThreadPoolExecutor(2) as pool:
-        good_folder(good, one)
+        readers = good_folder(good, one)
         shutil.copytree(good, folder / "unspoilt")                              # undamaged input must not be an error
-        for words in (*users_of("data", "run"), *users_of("own", "run of its own"), *text_commands()):
+        for words in sorted({tuple(words) for commands in readers.values() for words in commands}):
             done = one.run(*words, cwd=folder / "unspoilt")
             assert done.returncode == 0, (words, done.stderr)
             shutil.rmtree(folder / "unspoilt" / "new", ignore_errors=True)
 
         def go(part):
             for i in range(part, n, 2):
-                kind, code, report = case(i, seed, good, folder / f"case-{i}", (one, two)[part])
+                shutil.copytree(good, folder / f"case-{i}")
+                rng = random.Random(f"{seed} {i}")
+                kind, code, report = case(rng, readers, folder / f"case-{i}", (one, two)[part])
                 counts[kind, code] += 1
-                reports.extend([report] if report else [])
-                shutil.rmtree(folder / f"case-{i}")
+                if report:
+                    reports.append(f"case {i}, {report}")
+                else:
+                    shutil.rmtree(folder / f"case-{i}")
         list(pool.map(go, (0, 1)))
     return counts, reports
 
@@ -209,21 +191,14 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n", type=int, default=1000, help="cases [%(default)s]")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--case", type=int, help="only this one")
-    parser.add_argument("--keep", help="folder for the files of --case")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        folder = Path(folder)
-        if args.case is not None:
-            with Scripts() as scripts:
-                good_folder(folder / "good", scripts)
-                where = Path(args.keep) if args.keep else folder / "case"
-                print(*case(args.case, args.seed, folder / "good", where, scripts), sep="\n")
-            sys.exit()
-        counts, reports = fuzz(args.n, args.seed, folder)
-        for (kind, code), n in sorted(counts.items(), key=str):
-            print(f"{n:5d}  {kind}, exit code {code}")
-        print(*reports, sep="\n")
-        print(f"{sum(counts.values())} inputs, {len(reports)} broke the rule")
-        sys.exit(bool(reports))
+    folder = Path(tempfile.mkdtemp())
+    counts, reports = fuzz(args.n, args.seed, folder)
+    for (kind, code), n in sorted(counts.items(), key=str):
+        print(f"{n:5d}  {kind}, exit code {code}")
+    print(*reports, sep="\n")
+    print(f"{args.n} inputs, {len(reports)} broke the rule{f'; their files are in {folder}' if reports else ''}")
+    if not reports:
+        shutil.rmtree(folder)
+    sys.exit(bool(reports))

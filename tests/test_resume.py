@@ -64,10 +64,10 @@ def test_which_lengths_fit(changes, old, new, step, said):
             train.check_length(options, before, step)
 
 
-@pytest.mark.parametrize("case", ["full", "used", "stuck", "no permission"])
+@pytest.mark.parametrize("case", ["full", "used", "no permission"])
 def test_a_full_disk_takes_the_place_of_before_decay(case, data, tmp_path, monkeypatch):
-    """Unless somebody went on from there, it cannot be deleted, or another thing is wrong: then the last checkpoint is
-    missing, and the exit code is 1."""
+    """Unless somebody went on from there, or another thing is wrong: then the last checkpoint is missing, and the exit
+    code is 1."""
     save, kept = runs.write_atomically, tmp_path / "run" / "before_decay"
 
     def broken(path, write):
@@ -82,8 +82,6 @@ def test_a_full_disk_takes_the_place_of_before_decay(case, data, tmp_path, monke
                 raise RuntimeError("unexpected pos 704 vs 598")             # as torch does
         save(path, write)
     monkeypatch.setattr(runs, "write_atomically", broken)
-    if case == "stuck":
-        monkeypatch.setattr(runs.shutil, "rmtree", lambda *args, **kwargs: None)
     stays = case != "full"
     assert inside(*flags(**LONG, data=data, out=tmp_path / "run")) == int(stays)
     assert runs.read_checkpoint(tmp_path / "run")["step"] == (36 if stays else 48) and kept.exists() == stays
