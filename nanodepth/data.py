@@ -25,24 +25,12 @@ CHUNK = 2**22                           # tokens that are looked at in one go
 
 
 def write_shard(path, tokens) -> str:
-    """Writes tokens (n,), ids below 65,536, as a shard; returns the sha256 of the file in hex.
-
-    At any moment `path` is absent, the old file or the complete new one. UserError for ids that do not fit.
-    """
-    path, tokens = Path(path), np.asarray(tokens)
-    if tokens.size and not 0 <= tokens.min() <= tokens.max() < MAX_VOCAB:
-        raise UserError(f"{path}: token ids {tokens.min()} to {tokens.max()} do not fit in a shard: "
-                        f"0 to {MAX_VOCAB - 1} do")
+    """Writes uint16 tokens (n,) as a shard; returns the sha256 of the file in hex."""
     header = np.zeros(HEADER, "<i4")
-    header[:3] = MAGIC, VERSION, tokens.size
-    digest = hashlib.sha256()
-
-    def write(file):
-        for part in (header, np.ascontiguousarray(tokens, "<u2")):
-            file.write(part.data)
-            digest.update(part.data)
-    write_atomically(path, write)
-    return digest.hexdigest()
+    header[:3] = MAGIC, VERSION, len(tokens)
+    raw = header.tobytes() + np.asarray(tokens, "<u2").tobytes()
+    write_atomically(Path(path), lambda file: file.write(raw))
+    return hashlib.sha256(raw).hexdigest()
 
 
 def read_shard(path) -> np.memmap:
@@ -69,7 +57,10 @@ def split_of(name):
 
 
 class Writer:
-    """Gathers the tokens of one split and writes them as shards. Holds back up to two shards' tokens until close()."""
+    """Gathers the tokens of one split and writes them as shards. Holds back up to two until the folder is finished.
+
+    widths: bytes of each token, from tokenizers.token_bytes().
+    """
 
     def __init__(self, folder, split, shard_tokens, widths):
         self.folder, self.split, self.shard_tokens, self.widths = folder, split, shard_tokens, widths
@@ -77,6 +68,7 @@ class Writer:
         self.tokens, self.bytes, self.documents, self.shards = 0, 0, 0, {}
 
     def add(self, tokens):
+        """Adds a document."""
         self.tokens, self.documents = self.tokens + len(tokens), self.documents + 1
         self.bytes += int(self.widths[tokens].sum())
         while len(tokens):
@@ -86,24 +78,28 @@ class Writer:
             if self.fill == len(self.buffer):
                 self.flush()
 
+    def take_back(self, n):
+        """The last n tokens that are held back; they count no more."""
+        tail = self.buffer[self.fill - n:self.fill].copy()
+        self.fill, self.tokens, self.bytes = self.fill - n, self.tokens - n, self.bytes - int(self.widths[tail].sum())
+        return tail
+
     def flush(self):
+        """Writes a shard."""
         n = min(self.fill, self.shard_tokens)
         name = f"{self.split}_{len(self.shards):06d}.bin"
         self.shards[name] = {"tokens": n, "sha256": write_shard(self.folder / name, self.buffer[:n])}
         self.buffer[:self.fill - n], self.fill = self.buffer[n:self.fill].copy(), self.fill - n
 
-    def close(self):
-        """Writes what is left."""
-        while self.fill:
-            self.flush()
-
 
 def finish_folder(folder, tokenizer, widths, writers, source):
     """Writes what the {split: Writer} of a data folder hold back, and its meta.json; returns what is in that."""
-    for writer in writers.values():
-        writer.close()
-    splits = {k: {"tokens": w.tokens, "bytes": w.bytes, "documents": w.documents} for k, w in writers.items()}
-    shards = {name: shard for w in writers.values() for name, shard in w.shards.items()}
+    shards, splits = {}, {}
+    for split, writer in writers.items():
+        while writer.fill:
+            writer.flush()
+        shards |= writer.shards
+        splits[split] = {"tokens": writer.tokens, "bytes": writer.bytes, "documents": writer.documents}
     return write_meta(folder, tokenizer, len(widths), widths, splits, shards, source)
 
 
@@ -313,6 +309,7 @@ class Batches:
 
 def find_folder(name, *places):
     """The data folder that is meant: a path or a name under data/, here, below the places or in the repository."""
+    name = os.path.expanduser(name)
     found = [find(at, *places) for at in (Path(name), Path("data") / name)]
     found = sorted((path for path in found if os.path.isdir(path)), key=lambda path: not any(path.glob("*.bin")))
     return next(iter(found), Path("." if os.path.exists(name) else "data") / name)      # a folder of texts comes last
