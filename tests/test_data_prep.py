@@ -216,9 +216,10 @@ def desk(tmp_path_factory):
     """A folder with bad input of many kinds."""
     desk = tmp_path_factory.mktemp("desk")
     for name, raw in {"ok.txt": b"fine text\n", "empty.txt": b"", "latin.txt": b"line one\nline two\ncaf\xe9\n",
-                      "bad.jsonl": b'{"text": "a"}\n\n{"text": "b"\n', "nofield.jsonl": b'{"text": "a"}\n{"body": "b"}\n',
-                      "list.jsonl": b'["text"]\n', "number.jsonl": b'{"text": 5}\n', "page.html": b"x", "file": b"x",
-                      "cut.txt.xz": lzma.compress(b"x" * 1000)[:-9], "a.parquet.gz": b"x"}.items():
+                      "bad.jsonl": b'{"text": "a"}\n\n{"text": "b"\n',
+                      "nofield.jsonl": b'{"text": "a"}\n{"body": "b"}\n', "list.jsonl": b'["text"]\n',
+                      "number.jsonl": b'{"text": 5}\n', "cut.txt.xz": lzma.compress(b"x" * 1000)[:-9],
+                      "a.parquet.gz": b"x", "page.html": b"x", "file": b"x"}.items():
         (desk / name).write_bytes(raw)
     os.mkfifo(desk / "pipe.txt")
     os.symlink("/proc/self/mem", desk / "io.txt")                       # opens, and cannot be read

@@ -1,5 +1,4 @@
 """data_prep.py fineweb-edu against a local web server. Offline."""
-import fcntl
 import hashlib
 import http.server
 import re
@@ -121,14 +120,6 @@ def test_download_killed_and_resumed(tmp_path, server):
     assert server.log == [(name, f"bytes={have}-")]
     for name in meta["shards"]:
         assert (tmp_path / "fw" / name).read_bytes() == server.files[name]
-
-
-def test_two_downloads_into_one_folder(tmp_path, server):
-    (tmp_path / "fw").mkdir()
-    with open(tmp_path / "fw/finewebedu_val_000000.bin.part", "wb") as f:
-        fcntl.flock(f, fcntl.LOCK_EX)
-        with pytest.raises(UserError, match="another process"):
-            data_prep.download_fineweb_edu(tmp_path / "fw", 1, server.url)
 
 
 @pytest.mark.parametrize("raw, words", [
