@@ -69,18 +69,16 @@ class Options:
 
     def __post_init__(self):
         models.check_types(Options, vars(self))
-        for name in ("max_steps batch_tokens seq_len micro_batch muon_lr adamw_lr mix_lr grad_clip eval_every "
-                     "eval_tokens final_eval_tokens save_every sample_every threads").split():
-            if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"--{name} must be positive, not {getattr(self, name)}")
-        for name, allowed in dict(optimizer="muon adamw", schedule="wsd cosine", dtype="auto bf16 fp32").items():
-            if getattr(self, name) not in allowed.split():
-                raise ValueError(f"--{name} must be one of {allowed}, not {getattr(self, name)!r}")
-        limits = dict(decay_frac=1, final_lr_frac=1, second_moment=1, warmup_steps=self.max_steps, weight_decay=10 ** 9,
-                      threads=1024, seed=2 ** 63 - 1)
-        for name, most in limits.items():
-            if not 0 <= (getattr(self, name) or 0) <= most:
-                raise ValueError(f"--{name} must lie between 0 and {most:,}, not {getattr(self, name)}")
+        choices = dict(optimizer="muon adamw", schedule="wsd cosine", dtype="auto bf16 fp32")
+        most = dict(decay_frac=1, final_lr_frac=1, second_moment=1, warmup_steps=self.max_steps, weight_decay=10 ** 9,
+                    seed=2 ** 63 - 1)                                       # these may be 0, other numbers may not
+        for name, value in vars(self).items():
+            if name in choices and value not in choices[name].split():
+                raise ValueError(f"--{name} must be one of {choices[name]}, not {value!r}")
+            if name in most and value is not None and not 0 <= value <= most[name]:
+                raise ValueError(f"--{name} must lie between 0 and {most[name]:,}, not {value}")
+            if name not in most and type(value) in (int, float) and not 0 < value < math.inf:
+                raise ValueError(f"--{name} must be positive, not {value}")
 
 
 # ---------------------------------------------------------------------------------------------------- the command line
