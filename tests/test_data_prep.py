@@ -49,8 +49,8 @@ def test_text_against_a_naive_reference(tmp_path, name):
     for shard, entry in meta["shards"].items():
         raw = (tmp_path / "out" / shard).read_bytes()
         assert entry == {"tokens": (len(raw) - 1024) // 2, "sha256": hashlib.sha256(raw).hexdigest()}
-    full = [n["tokens"] for shard, n in sorted(meta["shards"].items()) if shard.startswith("train")]
-    assert len(full) > 2 and set(full[:-1]) == {1000}
+    *full, _ = [n["tokens"] for shard, n in sorted(meta["shards"].items()) if shard.startswith("train")]
+    assert len(full) > 1 and set(full) == {1000}
     assert json.loads((tmp_path / "out/meta.json").read_bytes()) == meta and meta["source"] == name
     assert np.load(tmp_path / "out/token_bytes.npy").tolist() == [1] * 256 + [0]
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([name, "out"])
@@ -216,12 +216,9 @@ def desk(tmp_path_factory):
     """A folder with bad input of many kinds."""
     desk = tmp_path_factory.mktemp("desk")
     for name, raw in {"ok.txt": b"fine text\n", "empty.txt": b"", "latin.txt": b"line one\nline two\ncaf\xe9\n",
-                      "bad.jsonl": b'{"text": "a"}\n\n{"text": "b"\n',
-                      "nofield.jsonl": b'{"text": "a"}\n{"body": "b"}\n', "list.jsonl": b'["text"]\n',
-                      "number.jsonl": b'{"text": 5}\n', "cut.txt.xz": lzma.compress(b"x" * 1000)[:-9],
+                      "bad.jsonl": b'{"text": "a"}\n\n{"text": "b"\n', "cut.txt.xz": lzma.compress(b"x" * 1000)[:-9],
                       "a.parquet.gz": b"x", "page.html": b"x", "file": b"x"}.items():
         (desk / name).write_bytes(raw)
-    os.mkfifo(desk / "pipe.txt")
     os.symlink("/proc/self/mem", desk / "io.txt")                       # opens, and cannot be read
     for folder in ("books/deep", "data/taken", "other"):
         (desk / folder).mkdir(parents=True)
@@ -234,7 +231,6 @@ def desk(tmp_path_factory):
 @pytest.mark.parametrize("args, words", [
     ("", "required"),
     ("nonsense", "nonsense"),
-    ("stdlib --nonsense 1", "--nonsense"),
     ("stdlib --out file", "file: exists already"),
     ("stdlib --tokenizer nope --out x", "'nope'"),
     ("text ok.txt --name x --tokenizer gpt2", "TIKTOKEN_CACHE_DIR"),
@@ -249,10 +245,8 @@ def desk(tmp_path_factory):
     ("text ok.txt --name x --tokenizer byte --shard_tokens 0", "--shard_tokens 0"),
     ("text ok.txt missing.txt --name x --tokenizer byte", "missing.txt: no such file"),
     ("text ok.txt --val data --name x --tokenizer byte", "data: no text in this folder: .txt, .md, .jsonl (plain"),
-    ("text nowhere/*.txt --name x --tokenizer byte", "nowhere/*.txt: no such file or folder"),
     ("text p*.html --name x --tokenizer byte", "page.html: not a text file: .txt, .md, .jsonl (plain"),
     ("text a.parquet.gz --name x --tokenizer byte", "a.parquet.gz: not a text file"),
-    ("text pipe.txt --name x --tokenizer byte", "pipe.txt: not a text file"),
     ("text books books/deep --name x --tokenizer byte", "books/deep/b.txt: given twice"),
     ("text books --val books/deep/b.txt --name x --tokenizer byte", "books/deep/b.txt: is for training and in --val"),
     ("text io.txt --name x --tokenizer byte", "io.txt: Input/output error"),
@@ -260,11 +254,7 @@ def desk(tmp_path_factory):
     ("text ok.txt --val empty.txt --name x --tokenizer byte", "no text for the val split"),
     ("text latin.txt --name x --tokenizer byte", "latin.txt:3: not UTF-8 text (byte 0xe9)"),
     ("text bad.jsonl --name x --tokenizer byte", "bad.jsonl:3: "),
-    ("text nofield.jsonl --name x --tokenizer byte", "nofield.jsonl:2: "),
-    ("text list.jsonl --name x --tokenizer byte", "list.jsonl:1: "),
-    ("text number.jsonl --name x --tokenizer byte", "number.jsonl:1: "),
     ("text cut.txt.xz --name x --tokenizer byte", "cut.txt.xz: broken or truncated"),
-    ("text ok.txt --out file/x --tokenizer byte", "file"),
     ("text ok.txt --out /proc/x --tokenizer byte", "error: /proc/x: No such file or directory"),
     ("fineweb-edu", "--shards"),
     ("fineweb-edu --shards 100", "--shards 100"),
