@@ -57,18 +57,17 @@ def test_text_against_a_naive_reference(tmp_path, name):
 
 
 def test_how_much_is_for_validation(tmp_path):
-    """1% of much text, 400 kB of less, 10% of little; an explicit fraction is kept. Sizes are those on the disk."""
+    """1% of much text, 400 kB of less, 10% of little. Sizes are those on the disk."""
     for size, frac in ((0, 0.1), (10**6, 0.1), (4 * 10**6, 0.1), (8 * 10**6, 0.05), (4 * 10**7, 0.01), (10**12, 0.01)):
         for i in (1, 2):
             with open(tmp_path / f"{i}.txt", "wb") as f:
                 f.truncate(size // 2)
         assert data_prep.default_val_frac([tmp_path / "1.txt", tmp_path / "2.txt"]) == frac
     file, shares = write_docs(tmp_path / "a.txt", [f"{i} " + "x" * 300 for i in range(400)]), {}
-    for name, frac in (("default", {}), ("tenth", {"val_frac": 0.1}), ("hundredth", {"val_frac": 0.01})):
-        data_prep.prepare_text([file], tmp_path / name, "byte", **frac)
-        shares[name] = splits_of(tmp_path / name)["val"]
-    assert shares["default"] == shares["tenth"] and 20 <= shares["tenth"].count(256) <= 60
-    assert 1 <= shares["hundredth"].count(256) <= 12
+    for frac in (None, 0.1, 0.01):
+        data_prep.prepare_text([file], tmp_path / str(frac), "byte", val_frac=frac)
+        shares[frac] = splits_of(tmp_path / str(frac))["val"].count(256)
+    assert 20 <= shares[None] == shares[0.1] <= 60 and 1 <= shares[0.01] <= 12
 
 
 def test_the_choice_of_documents_is_frozen():
