@@ -18,7 +18,7 @@ import torch
 from nanodepth.cli import UserError, find
 from nanodepth.runs import write_atomically, write_text
 
-HEADER = 256                            # int32 numbers before the tokens: [0] magic, [1] version, [2] token count, zeros
+HEADER = 256                            # int32 numbers before the tokens: [0] magic, [1] version, [2] tokens, zeros
 MAGIC, VERSION = 20240520, 1
 MAX_VOCAB = 2**16                       # tokens are uint16
 CHUNK = 2**22                           # tokens that are looked at in one go
@@ -45,8 +45,8 @@ def read_shard(path) -> np.memmap:
         raise UserError(f"{path}: not a token shard: {size:,} bytes that start with {magic}, {version}, {n} instead of "
                         f"{MAGIC}, {VERSION} and a number of tokens: prepare it with data_prep.py")
     if size != 4 * HEADER + 2 * n:
-        raise UserError(f"{path}: header says {n:,} tokens, file holds {size / 2 - 2 * HEADER:,.15g}: prepare the folder "
-                        "again, or download this file again")
+        raise UserError(f"{path}: header says {n:,} tokens, file holds {size / 2 - 2 * HEADER:,.15g}: prepare the "
+                        "folder again, or download this file again")
     return np.memmap(path, "<u2", "r", offset=4 * HEADER, shape=(n,))
 
 
