@@ -22,10 +22,11 @@ from pathlib import Path
 import numpy as np
 
 from nanodepth.cli import Parser, UserError, run_script, shell
-from nanodepth.data import Data, Writer, finish_folder
+from nanodepth.data import Data
 from nanodepth.devices import machine_errors
 from nanodepth.download import FINEWEB_URL, download_fineweb_edu
 from nanodepth.runs import folder_atomically
+from nanodepth.shards import Writer, finish_folder
 from nanodepth.texts import KNOWN, documents, text_files
 from nanodepth.tokenizers import load_tokenizer, token_bytes, train_bpe
 

@@ -9,7 +9,8 @@ import numpy as np
 from tqdm import tqdm
 
 from nanodepth.cli import UserError
-from nanodepth.data import MAX_VOCAB, read_shard, split_of, write_meta
+from nanodepth.data import MAX_VOCAB, read_shard, split_of
+from nanodepth.shards import write_meta
 from nanodepth.tokenizers import load_tokenizer, token_bytes
 
 FINEWEB_URL = "https://huggingface.co/datasets/kjj0/finewebedu10B-gpt2/resolve/main/"
@@ -74,7 +75,8 @@ def fetch_shard(url, part):
             have = have if reply.status == 206 else 0                   # else the server sends the whole file
             size = have + int(reply.headers["Content-Length"] or 0)
             with open(part, "ab" if have else "wb") as f, tqdm(
-                    total=size, initial=have, desc=part.stem, unit="B", unit_scale=True, disable=None, leave=False) as bar:
+                    total=size, initial=have, desc=part.stem, unit="B", unit_scale=True, disable=None,
+                    leave=False) as bar:
                 while chunk := reply.read(2**20):
                     bar.update(f.write(chunk))
     except (OSError, http.client.HTTPException, ValueError) as e:

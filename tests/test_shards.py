@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from folders import make, meta_of, shard_bytes
-from nanodepth import data as shards
 from nanodepth.cli import UserError
-from nanodepth.data import Data
+from nanodepth.data import Data, find_folder, read_shard
+from nanodepth.shards import write_shard
 
 
 def test_shard_bytes_and_round_trip(tmp_path):
     tokens = [0, 1, 255, 256, 50256, 65535]
-    digest = shards.write_shard(tmp_path / "a.bin", np.array(tokens, np.uint16))
+    digest = write_shard(tmp_path / "a.bin", np.array(tokens, np.uint16))
     raw = (tmp_path / "a.bin").read_bytes()
     assert raw == shard_bytes(tokens)
     assert digest == hashlib.sha256(raw).hexdigest()
-    back = shards.read_shard(tmp_path / "a.bin")
+    back = read_shard(tmp_path / "a.bin")
     assert isinstance(back, np.memmap) and back.dtype == np.uint16 and back.tolist() == tokens
     assert [p.name for p in tmp_path.iterdir()] == ["a.bin"]
 
@@ -41,7 +41,7 @@ def test_bad_shards(tmp_path, raw, words):
     if raw is not None:
         path.write_bytes(raw)
     with pytest.raises(UserError, match=re.escape(words)) as e:
-        shards.read_shard(path)
+        read_shard(path)
     assert str(path) in str(e.value) and "\n" not in str(e.value)
 
 
@@ -164,7 +164,7 @@ def test_token_bytes_of_a_folder(tmp_path):
 
 
 def test_ids_beyond_the_vocabulary(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "CHUNK", 8)                           # the bad id lies in a later chunk
+    monkeypatch.setattr("nanodepth.data.CHUNK", 8)                           # the bad id lies in a later chunk
     good = [256] * 30
     bad = good[:21] + [257] + good[22:]
     names = {"train_000000.bin": 30, "train_000001.bin": 30, "val_000000.bin": 3}
@@ -181,12 +181,12 @@ def test_find_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "data"))
     (tmp_path / "books").mkdir()
-    assert shards.find_folder("books") == Path("books")               # "no train shard in it" is said then
+    assert find_folder("books") == Path("books")               # "no train shard in it" is said then
     (tmp_path / "data").mkdir()
     made = make(tmp_path / "data" / "books", TRAIN, [[1, 2]])
-    assert shards.find_folder("books") == Path("data/books") and shards.find_folder("~/books") == made
+    assert find_folder("books") == Path("data/books") and find_folder("~/books") == made
     (tmp_path / "books" / "val_000000.bin").write_bytes((made / "val_000000.bin").read_bytes())
-    assert shards.find_folder("books") == Path("books")
+    assert find_folder("books") == Path("books")
 
 
 @pytest.mark.parametrize("meta, words", [

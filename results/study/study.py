@@ -13,7 +13,6 @@ logs.jsonl.xz beside this file (or in --results), and is not run again. Several 
 
     python results/study/study.py --data mine --results runs/mine --systems gpt mymodel --steps 1000
 """
-import argparse
 import csv
 import fcntl
 import json
