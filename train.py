@@ -27,7 +27,6 @@ from nanodepth.cli import ROOT, Parser, UserError, add_options, pick, run_folder
 from nanodepth.data import Batches, Data, check_tokens, find_folder
 from nanodepth.devices import (Ranks, autocast, choose_dtype, flops_per_token, leave_together, machine_errors,
                                peak_bytes, peak_flops)
-from nanodepth.tokenizers import load_tokenizer
 
 
 @dataclass
@@ -69,18 +68,16 @@ class Options:
 
     def __post_init__(self):
         models.check_types(Options, vars(self))
-        for name in ("max_steps batch_tokens seq_len micro_batch muon_lr adamw_lr mix_lr grad_clip eval_every "
-                     "eval_tokens final_eval_tokens save_every sample_every threads").split():
-            if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"--{name} must be positive, not {getattr(self, name)}")
-        for name, allowed in dict(optimizer="muon adamw", schedule="wsd cosine", dtype="auto bf16 fp32").items():
-            if getattr(self, name) not in allowed.split():
-                raise ValueError(f"--{name} must be one of {allowed}, not {getattr(self, name)!r}")
-        limits = dict(decay_frac=1, final_lr_frac=1, second_moment=1, warmup_steps=self.max_steps, weight_decay=10 ** 9,
-                      threads=1024, seed=2 ** 63 - 1)
-        for name, most in limits.items():
-            if not 0 <= (getattr(self, name) or 0) <= most:
-                raise ValueError(f"--{name} must lie between 0 and {most:,}, not {getattr(self, name)}")
+        choices = dict(optimizer="muon adamw", schedule="wsd cosine", dtype="auto bf16 fp32")
+        most = dict(decay_frac=1, final_lr_frac=1, second_moment=1, warmup_steps=self.max_steps, weight_decay=10 ** 9,
+                    seed=2 ** 63 - 1)                                       # these may be 0, other numbers may not
+        for name, value in vars(self).items():
+            if name in choices and value not in choices[name].split():
+                raise ValueError(f"--{name} must be one of {choices[name]}, not {value!r}")
+            if name in most and value is not None and not 0 <= value <= most[name]:
+                raise ValueError(f"--{name} must lie between 0 and {most[name]:,}, not {value}")
+            if name not in most and type(value) in (int, float) and not 0 < value < math.inf:
+                raise ValueError(f"--{name} must be positive, not {value}")
 
 
 # ---------------------------------------------------------------------------------------------------- the command line
@@ -242,8 +239,6 @@ def main(argv):
     data = Data(data_folder(options, ranks))
     model = build_model(options, config, flags, data, ranks.device)
     batches = Batches(data, options, ranks, model)
-    if options.sample_every:                                                # now, and not in the middle of a run
-        load_tokenizer(data.tokenizer)
     with user_errors(f"models/{options.model}.py: "):
         optimizers = muon.optimizers(
             model, options.optimizer, options.muon_lr, options.adamw_lr, options.weight_decay, options.second_moment,
@@ -311,7 +306,7 @@ def validate(step, model, batches, options, ranks, signals):
         with context:
             row["stats"] = probes.stats(options.model, model, batches.sample())
             if options.sample_every and (last or step % options.sample_every == 0) and math.isfinite(row["loss"]):
-                say(ranks, f"--- {sample(model, load_tokenizer(batches.data.tokenizer))}\n---")
+                say(ranks, f"--- {sample(model, batches.tokenizer)}\n---")
     return row
 
 

@@ -1,5 +1,4 @@
 """What all tests share: the option --full, and which tests `-m quick` takes."""
-import os
 import signal
 import sys
 from collections import Counter
@@ -20,12 +19,12 @@ from small import data, whole  # noqa: E402, F401
 
 import models  # noqa: E402
 
-torch.set_num_threads(int(os.environ.get("TEST_THREADS", 1)))   # the tests are small: more threads would only wait
+torch.set_num_threads(1)            # the tests are small: more threads would only wait
 
 # What `-m quick` takes: whole files, and tests whose names begin so. Besides these: all tests of a user's own model,
 # every default setting in test_models.py, and the first case of test_equations in each file.
 QUICK = {
-    "test_copies": [""], "test_names": [""], "test_muon": [""],
+    "test_copies": [""], "test_rooms": ["test_no_model", "test_imports"], "test_muon": [""],
     "test_compile": ["test_one_graph_forward_and_backward[gpt-default]", "test_one_graph_to_decode[gpt]"],
     "test_gpt": ["test_initial_values"],
     "test_train": ["test_log_and_run_folder", "test_lr_schedules", "test_every_model_learns_and_resumes[gpt]",
@@ -48,14 +47,13 @@ SLOW = {
     "test_features": ["test_the_autoencoder"],
     "test_mhar": ["test_equations[n_depth_head=32"],
     "test_muddpythia": ["test_costs"],
-    "test_notebook": ["test_the_cells_run[muddformer"],
+    "test_notebook": ["test_the_cells_run"],
     "test_own_model": ["test_a_parameter"],
     "test_train": ["test_self_report", "test_a_model_file_runs_alone", "test_every_model_learns_and_resumes",
                    "test_deterministic", "test_signal_saves_and_resume_is_exact[15"],
     "test_sample": ["test_a_reader_that"],
     "test_eval": ["test_generate_until", "test_no_network", "test_loglikelihood"],
 }
-
 
 # The files that take longest start first, so that two workers end at about the same time.
 LONGEST = ["test_compile", "test_train", "test_endurance", "test_own_model", "test_bench", "test_analyze", "test_eval",
@@ -95,7 +93,7 @@ def begins(item, table):
 
 
 def is_slow(item):
-    """Also generic tests of the options of models/more/, and all but a few of the cases of their equations."""
+    """Also generic tests of the options of models/more/."""
     name = model_of(item)
     kept = name and (name in models.names()[::12] or not settings.belongs(name))
     options = item.path.stem == "test_models" and name and models.path(name).startswith("models/more/") and (
@@ -109,27 +107,16 @@ def is_quick(item):
     return own or of_models and not (name and item.callspec.params.get("options")) or begins(item, QUICK)
 
 
-def later_cases(items):
-    """Of the equations of each model in models/more/, all cases but the first four."""
-    count = Counter()
-    for item in items:
-        name = item.path.stem.removeprefix("test_")
-        if item.name.startswith("test_equations") and name in models.names() and "/more/" in models.path(name):
-            count[item.path] += 1
-            if count[item.path] > 4:
-                yield item
-
-
 def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
-    compared = set()                    # files of which the first equation is quick already
-    later = set(later_cases(items))
+    equations = Counter()               # cases of each file: the first is quick; of models/more/ four are not slow
     for item in items:
-        equation = item.name.startswith("test_equations") and item.path not in compared
-        compared |= {item.path} if equation else set()
-        if is_slow(item) or item in later:
+        equation = item.name.startswith("test_equations")
+        equations[item.path] += equation
+        more = (models.HERE / "more" / f"{item.path.stem.removeprefix('test_')}.py").exists()
+        if is_slow(item) or equation and more and equations[item.path] > 4:
             item.add_marker(pytest.mark.full)
             if not config.getoption("--full"):
                 item.add_marker(pytest.mark.skip(reason="slow: --full runs it"))
-        elif is_quick(item) or equation:
+        elif is_quick(item) or equation and equations[item.path] == 1:
             item.add_marker(pytest.mark.quick)

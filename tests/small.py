@@ -2,9 +2,9 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
+import time
 import types
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,7 +76,7 @@ def assert_same_run(a, b):
     one, two = runs.read_checkpoint(a), runs.read_checkpoint(b)
     assert one["step"] == two["step"]
     assert all(torch.equal(one["model"][key], two["model"][key]) for key in one["model"])
-    for x, y in zip(one["optimizers"], two["optimizers"]):
+    for x, y in zip(one["optimizers"], two["optimizers"], strict=True):
         for i in x["state"]:
             assert all(torch.equal(x["state"][i][k], y["state"][i][k]) for k in x["state"][i])
 
@@ -101,18 +101,22 @@ def whole(data, scripts, tmp_path_factory):
 
 
 def inside(*words):
-    """train.py in this process."""
-    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
-    try:
-        return train.main([str(w) for w in words])
-    finally:
-        for s, handler in zip((signal.SIGINT, signal.SIGTERM), handlers):
-            signal.signal(s, handler)
+    """train.py in this process; returns the exit code."""
+    return train.main([str(w) for w in words])
 
 
 def start(*words):
+    """train.py in a process of its own that goes on beside the test."""
     return subprocess.Popen(command("train.py", *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                             env={"OMP_NUM_THREADS": "1", **os.environ})
+
+
+def wait_until(condition, process):
+    """Waits for what the process does; an AssertionError with its output if it ends before, or after two minutes."""
+    until = time.time() + 120
+    while not condition():
+        assert process.poll() is None and time.time() < until, process.communicate()
+        time.sleep(0.002)
 
 
 def combined_text(heading):

@@ -18,9 +18,9 @@ import models
 import train
 from forked import within
 from nanodepth import runs
+from small import flags
 
 ROOT = Path(__file__).parent.parent
-HOUSE = [name for name in models.names() if settings.belongs(name)]
 TINY = dict(n_layer=2, d_model=32, n_head=2, d_ff=64, max_len=64, seq_len=16, batch_tokens=128, micro_batch=4,
             max_steps=5, eval_tokens=200, device="cpu", dtype="fp32", data="tiny")
 
@@ -47,29 +47,6 @@ def with_a_parameter():
                     ("x = self.embed(idx)", "x = (self.embed(idx) + self.shift)"))
 
 
-def with_a_module():
-    """gpt.py with a bottleneck after every MLP, and the line in the docstring that the README asks for."""
-    return replaced(text("gpt"),
-                    ('attend to each other.\n', 'attend to each other.\n\n'
-                     'Changed from gpt.py: Block.__init__, Block.forward, Model.init_weights\n'),
-                    ("class Block(nn.Module):",
-                     "class Bottleneck(nn.Module):\n    def __init__(self, d_model):\n        super().__init__()\n"
-                     "        self.down = nn.Linear(d_model, 8, bias=False)\n"
-                     "        self.up = nn.Linear(8, d_model, bias=False)\n\n"
-                     "    def forward(self, x):\n        return x + self.up(self.down(x).tanh())\n\n\n"
-                     "class Block(nn.Module):"),
-                    ("        self.mlp = MLP(c.d_model, c.d_ff)\n",
-                     "        self.mlp = MLP(c.d_model, c.d_ff)\n        self.bottleneck = Bottleneck(c.d_model)\n"),
-                    ("return x + self.mlp(self.mlp_norm(x))", "return self.bottleneck(x + self.mlp(self.mlp_norm(x)))"),
-                    ('"head"):\n                nn.init', '"head", "down", "up"):\n                nn.init'))
-
-
-def changed(name):
-    """A changed mechanism."""
-    assert settings.of(name, "CHANGED"), f"tests/settings/{name}.py lacks CHANGED"
-    return replaced(text(name), settings.of(name, "CHANGED"))
-
-
 def run(folder, *words):
     """What it printed."""
     done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=1500,
@@ -94,8 +71,7 @@ def try_out(copy, files):
     for name, source in files.items():
         (copy / "models" / f"{name}.py").write_text(source)
     for name in files:
-        printed = run(copy, "train.py", "--model", name,
-                      *(word for key, value in TINY.items() for word in (f"--{key}", str(value))))
+        printed = run(copy, "train.py", *flags(**TINY, model=name))
         assert re.search(r"^step +5/5 \| val ", printed, re.M), printed
     tests = [f"tests/test_{name}.py" for name in ("models", "copies", "compile", "train", "record")]    # of all models
     printed = run(copy, "-m", "pytest", "-q", "-rs", "-k", "mine", "-p", "no:cacheprovider", *tests)
@@ -129,33 +105,31 @@ def own(tmp_path, monkeypatch, data, capsys):
     monkeypatch.setattr(sys, "dont_write_bytecode", True)                   # a file of the same second and size
 
     def train_it(source, *words):
+        words = *flags(**TINY | dict(model="mine", data=data)), *words
         (folder / "mine.py").write_text(source)
         importlib.invalidate_caches()
         for name in ("models.mine", "models.gpt"):
             monkeypatch.delitem(sys.modules, name, raising=False)
-        options = [word for key, value in (TINY | dict(model="mine", data=data)).items()
-                   for word in (f"--{key}", str(value))]
-        return within("train.py", train.main, *options, *words), capsys.readouterr().err
+        return within("train.py", train.main, *words), capsys.readouterr().err
     return train_it
 
 
-def test_a_mistake_of_the_file_is_a_line(own):
-    """But a bug of the file keeps its traceback."""
+@pytest.mark.parametrize("old, new, words, said", [
+    ("class Config:", "class Config", [], "expected ':' (mine.py, line LINE)"),
+    ("import math\n", "import nopackage\n", [], "ModuleNotFoundError: No module named 'nopackage' (line LINE)"),
+    ("self.blocks", "self.layers", [], "Model has no module blocks: name what"),
+    ("    zero_init: bool", "    seed: int = 0\n    zero_init: bool", [], "Config.seed is an option of train.py too"),
+    ("    def generate(", "    def write(", ["--sample_every", "5"], "no Model.generate")])
+def test_a_mistake_of_the_file_is_a_line(old, new, words, said, own):
     gpt = text("gpt")
-    line = gpt[:gpt.index("class Config:")].count("\n") + 1
-    assert own(replaced(gpt, ("class Config:", "class Config"))) == (
-        2, f"train.py: error: models/mine.py: expected ':' (mine.py, line {line})\n")
-    line = gpt[:gpt.index("import math")].count("\n") + 2
-    assert own(replaced(gpt, ("import math\n", "import math\nimport nopackage\n"))) == (
-        2, f"train.py: error: models/mine.py: ModuleNotFoundError: No module named 'nopackage' (line {line})\n")
-    code, said = own(replaced(gpt, ("self.blocks", "self.layers")))
-    assert code == 2 and said.startswith("train.py: error: models/mine.py: Model has no module blocks: name what")
-    assert own(replaced(gpt, ("    zero_init: bool", "    seed: int = 0\n    zero_init: bool"))) == (
-        2, "train.py: error: models/mine.py: Config.seed is an option of train.py too: take another name\n")
-    code, said = own(replaced(gpt, ("    def generate(", "    def write(")), "--sample_every", "5")
-    assert code == 2 and said.count("\n") == 1 and "no Model.generate" in said
+    code, line = own(replaced(gpt, (old, new)), *words)
+    said = said.replace("LINE", str(gpt[:gpt.index(old)].count("\n") + 1))
+    assert code == 2 and line.startswith("train.py: error: models/mine.py") and line.count("\n") == 1 and said in line
+
+
+def test_a_bug_of_the_file_keeps_its_traceback(own):
     with pytest.raises(ValueError, match="too many values to unpack"):
-        own(replaced(gpt, ("        self.init_weights()\n", "        a, b = 1, 2, 3\n        self.init_weights()\n")))
+        own(replaced(text("gpt"), ("        self.init_weights()\n", "        a, b = 1, 2, 3\n")))
 
 
 def test_options_may_be_negative_and_none(own, tmp_path):
@@ -163,22 +137,8 @@ def test_options_may_be_negative_and_none(own, tmp_path):
     source = replaced(text("gpt"), ("    zero_init: bool", (
         "    bias: float = -2.0\n    tau: float | None = None\n    zero_init: bool")))
     assert own(source, "--out", str(tmp_path / "a"), "--bias", "-1.5", "--tau", "0.5") == (0, "")
-    assert vars(runs.load(tmp_path / "a")[0].config) | dict(bias=-1.5, tau=0.5) == vars(
-        runs.load(tmp_path / "a")[0].config)
-
-
-@pytest.mark.full
-def test_other_habits_are_no_mistakes(copy):
-    """Dropout, a frozen embedding, nn.LayerNorm under other names; such a run can be read and go on."""
-    source = replaced(text("gpt"), (
-        "        self.init_weights()\n", "        self.ln_e = nn.LayerNorm(c.d_model)\n        self.init_weights()\n"
-        "        self.embed.weight.requires_grad_(False)\n"),
-        ('module.endswith("norm"):', 'module.endswith("norm") or name == "ln_e.weight":'),
-        ("            else:\n                raise",
-         '            elif name == "ln_e.bias":\n                p.zero_()\n            else:\n                raise'),
-        ("x = self.embed(idx)", "x = F.dropout(self.ln_e(self.embed(idx)), 0.1, self.training)"))
-    try_out(copy, {"mine": source})
-    run(copy, "train.py", "--resume", "runs/mine-tiny/before_decay")
+    config = runs.load(tmp_path / "a")[0].config
+    assert (config.bias, config.tau) == (-1.5, 0.5)
 
 
 SCRATCH = """
@@ -198,13 +158,10 @@ class Config:
 class Block(nn.Module):
     def __init__(self, c):
         super().__init__()
-        self.ln, self.qkv = nn.LayerNorm(c.d_model), nn.Linear(c.d_model, 3 * c.d_model)
-        self.out = nn.Linear(c.d_model, c.d_model)
+        self.ln, self.out = nn.LayerNorm(c.d_model), nn.Linear(c.d_model, c.d_model)
 
     def forward(self, x):
-        q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in self.qkv(self.ln(x)).chunk(3, -1))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-        return x + F.dropout(self.out(y), 0.1, self.training)
+        return x + F.dropout(self.out(self.ln(x).cumsum(1).tanh()), 0.1, self.training)
 
 
 class Model(nn.Module):
@@ -218,6 +175,7 @@ class Model(nn.Module):
         for layer in self.layers[1:]:
             layer.out.weight = self.layers[0].out.weight
         self.head = nn.Linear(C, config.vocab_size, bias=False)
+        self.wpe.weight.requires_grad_(False)
 
     def forward(self, idx, targets=None):
         x = self.wte(idx) + self.wpe.weight[:idx.size(1)]
@@ -231,11 +189,10 @@ class Model(nn.Module):
 
 @pytest.mark.full
 def test_a_file_from_scratch(copy):
-    """Other names, learned positions, weights that blocks share, no cache: all but writing text, where a line says so.
-    """
+    """Other names, dropout, nn.LayerNorm, frozen positions, weights that blocks share, no cache: all but writing text,
+    where a line says so."""
     (copy / "models" / "mine.py").write_text(SCRATCH)
-    words = [word for key, value in TINY.items() if key not in ("n_head", "d_ff")
-             for word in (f"--{key}", str(value))]
+    words = flags(**{key: value for key, value in TINY.items() if key not in ("n_head", "d_ff")})
     run(copy, "train.py", "--model", "mine", "--out", "runs/a", *words)
     run(copy, "train.py", "--resume", "runs/a/before_decay")
     printed = run(copy, "bench.py", "--models", "mine", "--n_layer", "2", "--d_model", "32", "--n_head", "2", "--batch",
@@ -250,44 +207,44 @@ def test_a_file_from_scratch(copy):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("form", [text, changed], ids=["unchanged", "changed"])
-def test_copies_of_every_model(copy, form):
-    try_out(copy, {f"mine_{name}": form(name) for name in HOUSE})
+def test_copies_of_every_model(copy):
+    """Each with a changed mechanism."""
+    names = [name for name in models.names() if settings.belongs(name)]
+    assert all(settings.of(name, "CHANGED") for name in names), "tests/settings/NAME.py lacks CHANGED"
+    try_out(copy, {f"mine_{name}": replaced(text(name), settings.of(name, "CHANGED")) for name in names})
+
+
+WIDE = ("        self.init_weights()\n", "        self.wide = torch.ones(c.d_model)\n        self.init_weights()\n")
+CAUSAL, VALUES = "causal_later_tokens_do_not_change_earlier_logits", "every_parameter_and_buffer_gets_a_value"
+MOVES = "every_parameter_gets_a_gradient_after_two_steps_and_has_moved_after_five"
+MISTAKES = {   # name: (changes of gpt.py, or of gpt.py with a parameter; the test of test_models.py; what it says)
+    "later": ([("is_causal=True", "is_causal=False")], CAUSAL, "a token changes the logits before it"),
+    "batch": ([("x = self.embed(idx)", "x = (self.embed(idx) + self.embed(idx).roll(1, 0))")], CAUSAL,
+              "a text changes the logits of another one"),
+    "plain": ([WIDE, ("x = self.embed(idx)", "x = (self.embed(idx) * self.wide)")], VALUES,
+              "Model.wide is a plain tensor: use register_buffer"),
+    "empty": ([("    p.zero_()\n            elif module", "    pass\n            elif module")], VALUES,
+              "shift has no finite initial value: see init_weights"),
+    "idle": ([("(self.embed(idx) + self.shift)", "self.embed(idx)")], MOVES, "shift gets no gradient"),
+    "costs": ([], "costs_are_the_counted_parameters", None),
+    "neutral": ([], "neutral_setting_equals_the_baseline", None)}
+CLAIMS = {"costs": "costs(c, T):\n    return 7, 0, 0", "neutral": "neutral(model):\n    model.shift.data.fill_(1.0)"}
 
 
 def test_errors_say_what_to_write(copy):
     """A change that the docstring does not announce, wrong claims of costs() and neutral(), and usual mistakes."""
-    wrong = {"costs": "costs(c, T):\n    return 7, 0, 0", "neutral": "neutral(model):\n    model.shift.data.fill_(1.0)"}
-    files = {f"mine_{name}": with_a_parameter() for name in wrong}
-    for name, claim in wrong.items():
+    tests, end = ["tests/test_copies.py::test_unannounced_pieces_equal_the_baseline[mine_said]"], "each other.\n"
+    announced = f"{end}\nChanged from gpt.py: Model.__init__, Model.init_weights\n"
+    (copy / "models" / "mine_said.py").write_text(replaced(with_a_parameter(), (end, announced)))
+    for name, (changes, test, _) in MISTAKES.items():
+        base = with_a_parameter() if name in ("empty", "idle", *CLAIMS) else text("gpt")
+        (copy / "models" / f"mine_{name}.py").write_text(replaced(base, *changes))
+        tests.append(f"tests/test_models.py::test_{test}[mine_{name}-default]")
+    for name, claim in CLAIMS.items():
         (copy / "probes" / f"mine_{name}.py").write_text(f"def {claim}\n")
-    files["mine_module"] = replaced(with_a_module(), ("Block.__init__, Block.forward, ", ""))
-    wide = ("        self.init_weights()\n", "        self.wide = torch.ones(c.d_model)\n        self.init_weights()\n")
-    mistakes = {
-        "later": ([("is_causal=True", "is_causal=False")],
-                  "causal_later_tokens_do_not_change_earlier_logits", "a token changes the logits before it"),
-        "batch": ([("x = self.embed(idx)", "x = (self.embed(idx) + self.embed(idx).roll(1, 0))")],
-                  "causal_later_tokens_do_not_change_earlier_logits", "a text changes the logits of another one"),
-        "plain": ([wide, ("x = self.embed(idx)", "x = (self.embed(idx) * self.wide)")],
-                  "every_parameter_and_buffer_gets_a_value", "Model.wide is a plain tensor: use register_buffer"),
-        "empty": ([("    p.zero_()\n            elif module", "    pass\n            elif module")],
-                  "every_parameter_and_buffer_gets_a_value", "shift has no finite initial value: see init_weights"),
-        "idle": ([("(self.embed(idx) + self.shift)", "self.embed(idx)")],
-                 "every_parameter_gets_a_gradient_after_two_steps_and_has_moved_after_five", "shift gets no gradient")}
-    files |= {f"mine_{name}": replaced(with_a_parameter() if name in ("empty", "idle") else text("gpt"), *pairs)
-              for name, (pairs, *_) in mistakes.items()}
-    for name, source in files.items():
-        (copy / "models" / f"{name}.py").write_text(source)
-    tests = [f"tests/test_models.py::test_{test}[mine_{name}-default]" for name, (_, test, _) in mistakes.items()]
-    tests += [f"tests/test_models.py::{test}[{name}-default]" for name, test in (
-        ("mine_costs", "test_costs_are_the_counted_parameters"),
-        ("mine_neutral", "test_neutral_setting_equals_the_baseline"))]
-    tests += ["tests/test_copies.py::test_unannounced_pieces_equal_the_baseline[mine_module]"]
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", *tests], cwd=copy, capture_output=True, text=True)
     assert done.returncode == 1 and "8 failed" in done.stdout, done.stdout
-    assert "Changed from gpt.py: Block.__init__, Block.forward, Model.init_weights" in done.stdout
-    for name, (*_, said) in mistakes.items():
-        assert re.search(rf"models/mine_{name}.py: {said}", done.stdout), done.stdout
-    for name in wrong:
-        line = next(line for line in done.stdout.splitlines() if f"{name}() of probes/mine_{name}.py" in line)
-        assert "correct or remove it" in line
+    assert "Changed from gpt.py: Model.__init__, Model.init_weights, Model.forward" in done.stdout
+    for name, (*_, said) in MISTAKES.items():
+        claim = rf"{name}\(\) of probes/mine_{name}.py.*correct or remove it"
+        assert re.search(f"models/mine_{name}.py: {said}" if said else claim, done.stdout), done.stdout

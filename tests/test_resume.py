@@ -1,5 +1,4 @@
 """Runs that go on: longer than planned, with other options, from other weights, after a broken file or a Ctrl-C."""
-import base64
 import json
 import shutil
 import signal
@@ -13,11 +12,13 @@ import torch.nn.functional as F
 
 import data_prep
 import models
+import train
+from folders import ranks_file
 from nanodepth import runs
 from nanodepth.cli import UserError
-from small import ROOT, SMALL, assert_same_run, flags, inside, losses, near, rows, start, vals
+from small import ROOT, SMALL, assert_same_run, flags, inside, losses, near, rows, start, vals, wait_until
 
-LONG = {**SMALL, "max_steps": 48, "schedule": "wsd"}                        # its end begins at step 36
+LONG = {**SMALL, "max_steps": 48}                                           # its end begins at step 36
 
 
 def resumed(scripts, *words, code=0):
@@ -28,7 +29,7 @@ def resumed(scripts, *words, code=0):
 
 def test_a_longer_run_is_the_one_that_was_longer_from_the_start(data, scripts, tmp_path):
     """With AdamW; Muon's momentum rises over a quarter of a short run, so that there only the length must fit."""
-    short = {**LONG, "optimizer": "adamw", "max_steps": 40}                 # its end begins at step 32
+    short = {**SMALL, "optimizer": "adamw", "max_steps": 40}                # its end begins at step 32
     for name, steps in (("short", 40), ("long", 60)):
         assert inside(*flags(**{**short, "max_steps": steps}, data=data, out=tmp_path / name)) == 0
     kept = tmp_path / "short" / "before_decay"
@@ -47,10 +48,26 @@ def test_a_longer_run_is_the_one_that_was_longer_from_the_start(data, scripts, t
     assert "is finished: it has all its 60 steps" in resumed(scripts, kept)
 
 
-@pytest.mark.parametrize("case", ["full", "used", "stuck", "no permission"])
+@pytest.mark.parametrize("changes, old, new, step, said", [
+    ({}, 48, 60, 36, None), ({}, 48, 60, 37, "its end begins at step 36"),  # Muon's momentum falls for 12 steps
+    ({"decay_frac": 0.5}, 48, 60, 25, "its end begins at step 24"),         # the rates fall for longer
+    ({"optimizer": "adamw"}, 40, 60, 32, None), ({"optimizer": "adamw"}, 40, 60, 33, "its end begins at step 32"),
+    ({}, 48, 44, 33, None), ({}, 48, 44, 34, "the shorter run's end begins at step 33"),
+    ({"schedule": "cosine"}, 8, 60, 4, "a cosine schedule has one length: start a new run with --init_from nowhere")])
+def test_which_lengths_fit(changes, old, new, step, said):
+    options = train.Options(resume="nowhere", max_steps=new, warmup_steps=3, **changes)
+    before = train.Options(max_steps=old, warmup_steps=3, **changes)
+    if said is None:
+        train.check_length(options, before, step)
+    else:
+        with pytest.raises(UserError, match=f"--max_steps {new}: nowhere is at step {step} of {old}, and .*{said}"):
+            train.check_length(options, before, step)
+
+
+@pytest.mark.parametrize("case", ["full", "used", "no permission"])
 def test_a_full_disk_takes_the_place_of_before_decay(case, data, tmp_path, monkeypatch):
-    """Unless somebody went on from there, it cannot be deleted, or another thing is wrong: then the last checkpoint is
-    missing, and the exit code is 1."""
+    """Unless somebody went on from there, or another thing is wrong: then the last checkpoint is missing, and the exit
+    code is 1."""
     save, kept = runs.write_atomically, tmp_path / "run" / "before_decay"
 
     def broken(path, write):
@@ -65,56 +82,31 @@ def test_a_full_disk_takes_the_place_of_before_decay(case, data, tmp_path, monke
                 raise RuntimeError("unexpected pos 704 vs 598")             # as torch does
         save(path, write)
     monkeypatch.setattr(runs, "write_atomically", broken)
-    if case == "stuck":
-        monkeypatch.setattr(runs.shutil, "rmtree", lambda *args, **kwargs: None)
     stays = case != "full"
     assert inside(*flags(**LONG, data=data, out=tmp_path / "run")) == int(stays)
     assert runs.read_checkpoint(tmp_path / "run")["step"] == (36 if stays else 48) and kept.exists() == stays
 
 
-def test_muon_goes_on_before_its_momentum_falls(data, scripts, tmp_path):
-    assert inside(*flags(**LONG, data=data, out=tmp_path / "a")) == 0
-    kept = tmp_path / "a" / "before_decay"
-    assert runs.read_checkpoint(kept)["step"] == 36                         # 12 steps, a quarter; wsd's decay takes 10
-    resumed(scripts, kept, "--max_steps", 60)
-    assert [row["lr"] for row in rows(kept)[36:45]] == [rows(tmp_path / "a")[30]["lr"]] * 9
-    said = resumed(scripts, tmp_path / "a", "--max_steps", 44, code=2)      # nor shorter
-    assert "the shorter run's end begins at step 33" in said
-
-
-def test_a_cosine_run_has_one_length(data, scripts, tmp_path):
-    assert inside(*flags(**{**SMALL, "schedule": "cosine", "max_steps": 8}, data=data, out=tmp_path / "a")) == 0
-    assert not (tmp_path / "a" / "before_decay").exists()
-    said = resumed(scripts, tmp_path / "a", "--max_steps", 60, code=2)
-    assert "cosine schedule has one length" in said and f"--init_from {tmp_path / 'a'}" in said
-
-
-def test_data_that_moved(data, whole, scripts, tmp_path):
-    """What --resume is told of them, eval.py knows afterwards."""
-    shutil.copytree(whole / "before_decay", tmp_path / "a")
-    shutil.copytree(data, tmp_path / "data")
-    resumed(scripts, tmp_path / "a", "--data", tmp_path / "data")
-    assert json.loads((tmp_path / "a" / "config.json").read_text())["data"]["path"] == str(tmp_path / "data")
-    assert runs.read_checkpoint(tmp_path / "a")["config"]["data"]["path"] == str(tmp_path / "data")
-
-
 def test_what_may_change(data, whole, scripts, tmp_path):
-    """How often is validated and on how much, a preset that is gone, a model file (which is said), and config.json."""
+    """How often is validated and on how much, the place of the data (which eval.py knows afterwards), a preset that is
+    gone, a model file (which is said), and config.json."""
     shutil.copytree(whole / "before_decay", tmp_path / "a")
+    shutil.copytree(data, tmp_path / "moved")
     (tmp_path / "a" / "config.json").write_text("{broken")
-    (tmp_path / "a" / "source").mkdir(exist_ok=True)
-    shutil.copy(ROOT / "train.py", tmp_path / "a" / "source")
     (tmp_path / "a" / "source" / "gpt.py").write_text("as it was")
     checkpoint = runs.read_checkpoint(tmp_path / "a")
     checkpoint["config"]["options"]["preset"] = "gone"
     torch.save(checkpoint, tmp_path / "ckpt.pt")                            # the old file is mapped
     (tmp_path / "ckpt.pt").replace(tmp_path / "a" / "ckpt.pt")
     said = resumed(scripts, tmp_path / "a" / "ckpt.pt", "--eval_every", 3, "--eval_tokens", 300, "--threads", 1,
+                   "--data", tmp_path / "moved",
                    "--n_layer", SMALL["n_layer"], "--seq_len", SMALL["seq_len"])    # said again
     assert "source/gpt.py is what the run began with" in said and "source/train.py is" not in said
     assert "source/gpt.py is what it was trained with" in scripts.run("eval.py", tmp_path / "a").stderr
     config = json.loads((tmp_path / "a" / "config.json").read_text())
     assert config["options"]["eval_tokens"] == 300 and config["model_config"]["d_model"] == 32
+    assert config["data"]["path"] == str(tmp_path / "moved")
+    assert runs.read_checkpoint(tmp_path / "a")["config"]["data"]["path"] == str(tmp_path / "moved")
     assert losses(tmp_path / "a") == losses(whole)
     assert [row["step"] for row in rows(tmp_path / "a", "val")] == [0, 10, 20, 30, 33, 36, 39, 40]
     assert rows(tmp_path / "a", "val")[-1]["eval_tokens"] == 300
@@ -123,19 +115,21 @@ def test_what_may_change(data, whole, scripts, tmp_path):
 def test_init_from(data, whole, scripts, tmp_path):
     """The weights, and the options of the model; the rest is a new run's."""
     few = {key: SMALL[key] for key in ("seq_len", "batch_tokens", "eval_tokens", "device", "dtype")}
-    assert inside(*flags(**few, max_steps=3, init_from=whole, data=data, out=tmp_path / "a")) == 0
+    begun = tmp_path / "begun"
+    shutil.copytree(whole, begun)
+    assert inside(*flags(**few, max_steps=3, init_from=begun, data=data, out=tmp_path / "a")) == 0
     near(vals(tmp_path / "a")[0][1], vals(whole)[-1][1])
     saved = runs.read_checkpoint(tmp_path / "a")
     assert saved["step"] == 3 and saved["config"]["model_config"]["d_ff"] == 64
-    shutil.move(whole, tmp_path / "moved")                                  # not needed to go on
+    shutil.rmtree(begun)                                                    # not needed to go on
     resumed(scripts, tmp_path / "a")
-    shutil.move(tmp_path / "moved", whole)
-    mistakes = ((("--n_layer", 3), "do not fit the model"), (("--model", models.names()[-1]), "do not fit the model"),
-                (("--init_from", tmp_path), "ckpt.pt does not exist"))
     (tmp_path / "a.txt").write_text("other text, of two documents\n<|endoftext|>\n" * 60)
-    (tmp_path / "ranks").write_bytes(b"\n".join(base64.b64encode(bytes([255 - i])) + b" %d" % i for i in range(256)))
-    data_prep.prepare_text([tmp_path / "a.txt"], tmp_path / "other", str(tmp_path / "ranks"), val_frac=0.3)
-    for more, said in (*mistakes, (("--data", tmp_path / "other"), "has other tokens")):
+    ranks = ranks_file(tmp_path / "ranks", [bytes([255 - i]) for i in range(256)])
+    data_prep.prepare_text([tmp_path / "a.txt"], tmp_path / "other", str(ranks), val_frac=0.3)
+    for more, said in ((("--n_layer", 3), "do not fit the model"),
+                       (("--model", models.names()[-1]), "do not fit the model"),
+                       (("--init_from", tmp_path), "ckpt.pt does not exist"),
+                       (("--data", tmp_path / "other"), "has other tokens")):
         done = scripts.run("train.py", *flags(**few, init_from=whole, data=data, out=tmp_path / "b"), *more)
         assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
         assert not (tmp_path / "b").exists()
@@ -153,21 +147,16 @@ def test_random_numbers_go_on_too(data, tmp_path, monkeypatch):
 
 def test_a_signal_stops_a_validation(tmp_path):
     """The log of the resumed run has it once, whole."""
-    slow = {**SMALL, "eval_tokens": 10 ** 9, "micro_batch": 1, "max_steps": 2, "warmup_steps": 1}
-    big = tmp_path / "big"
-    (tmp_path / "val.txt").write_text("the cat sat on a mat " * 100_000)
-    (tmp_path / "train.txt").write_text("the cat sat on a mat " * 20)
-    data_prep.prepare_text([tmp_path / "train.txt"], big, "byte", val_files=[tmp_path / "val.txt"])
-    out = tmp_path / "run"
-    process = start(*flags(**slow, data=big, out=out))
-    until = time.time() + 60
-    while not (out / "log.jsonl").exists() and time.time() < until:
-        time.sleep(0.01)
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    printed, errors = process.communicate(timeout=60)
-    assert process.returncode == 130 and "interrupted after step 0" in printed, errors
-    assert "stopping after this step; again to quit now" in errors and "Traceback" not in errors
+    for name, n in (("train", 20), ("val", 100_000)):
+        (tmp_path / f"{name}.txt").write_text("the cat sat on a mat " * n)
+    data_prep.prepare_text([tmp_path / "train.txt"], tmp_path / "big", "byte", val_files=[tmp_path / "val.txt"])
+    slow, out = {**SMALL, "eval_tokens": 10 ** 9, "micro_batch": 1, "max_steps": 2, "warmup_steps": 1}, tmp_path / "run"
+    running = start(*flags(**slow, data=tmp_path / "big", out=out))
+    wait_until(lambda: (out / "log.jsonl").exists(), running)
+    time.sleep(0.5)                                                         # it validates for longer than this
+    running.send_signal(signal.SIGINT)
+    printed, errors = running.communicate(timeout=60)
+    assert running.returncode == 130 and "interrupted after step 0" in printed and "Traceback" not in errors, errors
     assert not rows(out, "val") and not rows(out)
     assert inside("--resume", str(out), "--eval_tokens", "500") == 0
     assert [row["step"] for row in rows(out, "val")] == [0, 2]
@@ -182,23 +171,24 @@ def test_samples_and_tensorboard(data, tmp_path, capsys):
     assert capsys.readouterr().out.count("---") == 2 * 3                    # before and behind those of 0, 4 and 8
     assert losses(tmp_path / "a") == losses(tmp_path / "b") and vals(tmp_path / "a") == vals(tmp_path / "b")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    events = EventAccumulator(str(tmp_path / "b")).Reload()
-    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [
-        (row["step"], pytest.approx(row["loss"])) for row in rows(tmp_path / "b")]
-    assert [e.step for e in events.Scalars("val/bpb")] == [0, 2, 4, 6, 8]
-    assert inside("--resume", str(tmp_path / "b")) == 0
-    again = EventAccumulator(str(tmp_path / "b")).Reload()
-    assert all([e.step for e in again.Scalars(name)] == [e.step for e in events.Scalars(name)]
-               for name in ("train/loss", "val/bpb"))
+    for _ in range(2):
+        events = EventAccumulator(str(tmp_path / "b")).Reload()
+        assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [
+            (row["step"], pytest.approx(row["loss"])) for row in rows(tmp_path / "b")]
+        assert [e.step for e in events.Scalars("val/bpb")] == [0, 2, 4, 6, 8]
+        assert inside("--resume", str(tmp_path / "b")) == 0                 # and the same once more
 
 
 def test_weights_and_biases(data, tmp_path, monkeypatch):
     """A run that goes on is the same one there; a copy that goes on, and before_decay, are others."""
     begun, logged = [], []
+    with pytest.raises(UserError, match="pip install wandb"), monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "wandb", None)                           # as if it were not installed
+        inside(*flags(**LONG, data=data, wandb=True))
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(
         init=lambda **given: begun.append(given) or types.SimpleNamespace(log=lambda row, step: logged.append(step))))
-    assert inside(*flags(**LONG, data=data, out=tmp_path / "a", wandb=True)) == 0
-    assert sorted(set(logged)) == list(range(49))
+    assert inside(*flags(**{**LONG, "max_steps": 12}, data=data, out=tmp_path / "a", wandb=True)) == 0
+    assert sorted(set(logged)) == list(range(13))
     shutil.copytree(tmp_path / "a" / "before_decay", tmp_path / "b")
     for path in (tmp_path / "a", tmp_path / "b", tmp_path / "a" / "before_decay"):
         assert inside("--resume", str(path)) == 0

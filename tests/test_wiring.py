@@ -1,8 +1,6 @@
 """What the options of a run reach: optimizers, batches, weights, precision, scores. Parts have their own tests."""
 import json
 import math
-import os
-import signal
 import subprocess
 from types import SimpleNamespace
 
@@ -14,9 +12,9 @@ import models
 import muon
 import settings
 import train
-from nanodepth import console, devices, runs, scoring
-from nanodepth.devices import flops_per_token
+from nanodepth import cli, devices, runs, scoring
 from nanodepth.data import Batches, Data
+from nanodepth.devices import flops_per_token
 from small import SMALL, flags, inside, rows
 
 CPU = torch.device("cpu")
@@ -31,8 +29,8 @@ def mixing_model():
 
 
 def test_options_reach_the_optimizers(data, tmp_path, monkeypatch, capsys):
-    """Rates, decay, momentum and clipping of every group, as of the last of 12 steps; the figures of the log."""
-    made, norms, optimizers, name = [], [], muon.optimizers, mixing_model()
+    """Rates, decay, momentum and clipping of every group, as of the last of 12 steps; bf16; the figures of the log."""
+    made, norms, passes, optimizers, name = [], [], set(), muon.optimizers, mixing_model()
 
     def clipped(*_):
         params = [p for optimizer in made for group in optimizer.param_groups for p in group["params"]]
@@ -41,6 +39,7 @@ def test_options_reach_the_optimizers(data, tmp_path, monkeypatch, capsys):
     def spy(model, *args):
         made.extend(optimizers(model, *args))
         made[0].register_step_pre_hook(clipped)
+        model.register_forward_pre_hook(lambda *_: passes.add((model.training, torch.is_autocast_enabled("cpu"))))
         return made
 
     monkeypatch.setattr(muon, "optimizers", spy)
@@ -56,6 +55,7 @@ def test_options_reach_the_optimizers(data, tmp_path, monkeypatch, capsys):
         assert group["lr"] == pytest.approx(group["peak_lr"] * scale)
     assert matrices["momentum"] == pytest.approx(muon.momentum_at(11, 12)) != 0.95
     assert norms == pytest.approx([0.01] * 12, rel=1e-3)
+    assert passes == {(True, True), (False, True)}                                  # training and validation
     flops = 3 * flops_per_token(models.build(name, vocab_size=320, **SIZE), 16)
     for row in rows(tmp_path / "a"):
         assert row["grad_norm"] > 0.01 and row["tok_s"] == pytest.approx(256 / row["ms"] * 1000)
@@ -107,34 +107,11 @@ def test_bits_per_byte_are_over_bytes():
     assert found["bpb"] == pytest.approx(3 * math.log2(5) / 5) and found["eval_tokens"] == 3
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_bf16_is_autocast_in_training_and_validation(dtype, data):
-    options, seen = train.Options(batch_tokens=128, seq_len=16, dtype=dtype, eval_tokens=100), []
-    ranks = SimpleNamespace(rank=0, world=1, device=CPU, parallel=False, sum=lambda tensor: tensor)
-    model = models.build("gpt", vocab_size=257, **SIZE)
-    batches = Batches(Data(data), options, ranks, model)
-    model.register_forward_pre_hook(lambda m, inputs: seen.append((m.training, torch.is_autocast_enabled("cpu"))))
-    train.train_step(0, model, [], batches, options, ranks, [])                     # no optimizers: nothing moves
-    quiet = SimpleNamespace(validating=lambda batches, n: batches, validated=lambda *_: None, signals=[])
-    train.validate(0, model, batches, options, ranks, quiet)
-    assert set(seen) == {(training, dtype == "bf16") for training in (True, False)}
-
-
 @pytest.mark.parametrize("chip, dtype", [({"avx512_bf16": True}, "bf16"), ({"amx_bf16": True}, "bf16"),
                                          ({"avx512_f": True, "amx_bf16": False}, "fp32")])
-def test_defaults_of_a_cpu(chip, dtype, monkeypatch):
+def test_dtype_of_a_cpu(chip, dtype, monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: chip, raising=False)
-    options = train.Options(device="cpu", threads=1)
-    train.find_ranks(options)
-    assert (options.dtype, options.compile) == (dtype, False)
-
-
-def test_deterministic_reaches_the_device(monkeypatch):
-    called = []
-    monkeypatch.setattr(devices, "make_deterministic", lambda: called.append(True))
-    for deterministic in (False, True):
-        train.find_ranks(train.Options(device="cpu", threads=1, deterministic=deterministic))
-        assert bool(called) == deterministic
+    assert devices.choose_dtype(CPU, "auto") == dtype and devices.choose_dtype(CPU, "fp32") == "fp32"
 
 
 @pytest.mark.parametrize("name, peak", {
@@ -146,39 +123,10 @@ def test_peaks(name, peak, monkeypatch):
 
 
 def test_how_to_resume(monkeypatch):
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert console.shell("train.py", "--resume", "runs/my run") == "python train.py --resume 'runs/my run'"
     for ranks, start in (("1", "python"), ("4", "torchrun --standalone --nproc_per_node 4")):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-        assert console.shell("train.py", "--resume", "runs/x") == f"{start} train.py --resume runs/x"
-        assert console.shell("eval.py", "runs/x") == "python eval.py runs/x"
-
-
-def test_signals_of_a_run(capfd):
-    """The first one ends a validation behind its batch, the second one would end the process."""
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    try:
-        said, seen = console.Console(SimpleNamespace(writes=True, start=0), 1), []
-        for batch in said.validating(range(9), 9):
-            seen.append(batch)
-            if batch == 2:
-                os.kill(os.getpid(), signal.SIGINT)
-        assert seen == [0, 1, 2] and said.signals == [signal.SIGINT]
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL != signal.getsignal(signal.SIGTERM)
-        assert "again to quit now" in capfd.readouterr().err
-    finally:
-        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before):
-            signal.signal(number, handler)
-
-
-def test_a_validation_that_is_not_finite_stops_the_run(data, tmp_path, monkeypatch, capsys):
-    def spoil(step, model, *_):
-        model.embed.weight.data.fill_(math.nan)
-        return 1.0, 1.0, False
-    monkeypatch.setattr(train, "train_step", spoil)                                 # its losses are finite
-    assert inside(*flags(**{**SMALL, "eval_every": 3}, data=data, out=tmp_path / "a")) == 3
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last == f"step 3: the validation loss is nan: stopped; {tmp_path / 'a'}/ckpt.pt is of step 0"
+        assert cli.shell("train.py", "--resume", "runs/my run") == f"{start} train.py --resume 'runs/my run'"
+        assert cli.shell("eval.py", "runs/x") == "python eval.py runs/x"
 
 
 def test_the_log_is_cut_off_at_the_checkpoint(tmp_path):
@@ -193,9 +141,8 @@ def test_the_commit_of_a_run(tmp_path, monkeypatch):
                               capture_output=True, text=True).stdout.strip()
     monkeypatch.setattr(runs, "__file__", str(tmp_path / "runs.py"))
     assert runs.git_state() is None
-    for changes, dirty in (({"a": "1"}, False), ({"b": "new"}, False), ({"a": "2"}, True)):
-        for name, text in changes.items():
-            (tmp_path / name).write_text(text)
-        if not (tmp_path / ".git").exists():
-            git("init"), git("add", "a"), git("commit", "-m", "x")
+    (tmp_path / "a").write_text("1")
+    git("init"), git("add", "a"), git("commit", "-m", "x")
+    for name, dirty in (("new", False), ("a", True)):
+        (tmp_path / name).write_text("2")
         assert runs.git_state() == {"commit": git("rev-parse", "HEAD"), "dirty": dirty}
