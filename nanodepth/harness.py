@@ -86,6 +86,7 @@ class HarnessLM(TemplateLM):
     model's max_len. A longer prompt loses its beginning, which a line on stderr says. Log-likelihoods are in nats.
     UserError for an unusable run.
     """
+    eot_token_id = prefix_token_id = None                                   # properties of TemplateLM
 
     def __init__(self, run, device="auto", batch_tokens=16384, seq_len=None):
         harness_version()
@@ -93,22 +94,15 @@ class HarnessLM(TemplateLM):
         self._device = find_device(device)
         self.model, config = runs.load(run, self._device)
         self.encoding, self.n_vocab = run_tokenizer(run, config), config.get("n_vocab")     # later ids are padding
-        self.bos, ends = (config.get(key, self.encoding.eot_token) for key in ("bos", "eos"))
+        self.prefix_token_id, ends = (config.get(key, self.encoding.eot_token) for key in ("bos", "eos"))
         self.ends, self.begin = ends if isinstance(ends, list) else [ends], config.get("begin", [])
+        self.eot_token_id = self.ends[0]
         self.batch_tokens, self.seq_len = batch_tokens, seq_len or self.model.config.max_len
         if self.seq_len > self.model.config.max_len:
             raise UserError(f"--seq_len {seq_len} is longer than max_len {self.model.config.max_len} of {run}")
         self.autocast = autocast(self._device, config["options"]["dtype"])
         with user_errors():
             self.Cache = models.cache_class(config["model"])
-
-    @property
-    def eot_token_id(self):
-        return self.ends[0]
-
-    @property
-    def prefix_token_id(self):
-        return self.bos
 
     def tok_encode(self, string, add_special_tokens=True, **kwargs):
         """The tokens of a text, behind what the model's own tokenizer begins every text with (Llama's `<s>`)."""
@@ -124,7 +118,7 @@ class HarnessLM(TemplateLM):
         if cut := sum(len(context) > room for context, room in zip(contexts, rooms)):
             print(f"{cut:,} of {len(contexts):,} prompts do not fit in {self.seq_len:,} tokens with what follows them: "
                   "their beginnings are cut off", file=sys.stderr)
-        return [context[-room:] or [self.bos] for context, room in zip(contexts, rooms)]
+        return [context[-room:] or [self.prefix_token_id] for context, room in zip(contexts, rooms)]
 
     def batches(self, contexts, sizes):
         """Yields lists of indices of contexts of one length, of which continuations of sizes[i] tokens follow.
@@ -173,10 +167,10 @@ class HarnessLM(TemplateLM):
         return scores
 
     def loglikelihood_rolling(self, requests, disable_tqdm=False):
-        """[log p(text)] of whole texts, in windows of seq_len that each token is scored in once, after `bos`."""
+        """[log p(text)] of whole texts, which begin, in windows of seq_len that each token is scored in once."""
         windows = []
         for at, request in enumerate(requests):
-            pieces = get_rolling_token_windows(self.tok_encode(request.args[0]), self.bos, self.seq_len, 1)
+            pieces = get_rolling_token_windows(self.tok_encode(request.args[0]), self.prefix_token_id, self.seq_len, 1)
             windows += [(at, *make_disjoint_window(piece)) for piece in pieces]
         totals = [0.0] * len(requests)
         for (at, _, _), (score, _) in zip(windows, self._loglikelihood_tokens(windows, disable_tqdm)):

@@ -39,7 +39,7 @@ def main():
     device = find_device(args.device)
 
     bpe = ByteLevelBPETokenizer()
-    bpe.train_from_iterator((path.read_text() for path in sorted(ROOT.rglob("*.md"))), vocab_size=2048,
+    bpe.train_from_iterator((path.read_text(encoding="utf-8") for path in sorted(ROOT.rglob("*.md"))), vocab_size=2048,
                             special_tokens=["<|endoftext|>"])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, eos_token="<|endoftext|>")
     torch.manual_seed(0)
