@@ -111,13 +111,13 @@ def choose_tokenizer(asked, layout, source, published, vocab_size):
     """
     name, said = asked or FILES.get(layout), {}
     if name:
-        last, file = 50256 if name == "gpt2" else load_tokenizer(name).n_vocab - 1, Path(name)
+        last, file = 50256 if name == "gpt2" else load_tokenizer(name).n_vocab - 1, Path(name).expanduser()
     elif (file := source / "tokenizer.json").exists():
         name, inner = "tokenizer.json", JsonTokenizer(file).inner
         last, said = max(inner.get_vocab().values()), {"begin": inner.encode("").ids}
-        if layout == "llama":
-            ids = {key: published.get(f"{key}_token_id") for key in ("bos", "eos")}
-            said |= {key: i for key, i in ids.items() if i is not None}
+        for key in ("bos", "eos") if layout == "llama" else ():
+            if published.get(f"{key}_token_id") is not None:
+                said[key] = published[f"{key}_token_id"]
     else:
         raise UserError(f"{source} has no tokenizer.json: add --tokenizer gpt2, byte or the path of a file of merge "
                         "ranks")

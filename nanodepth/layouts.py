@@ -71,7 +71,9 @@ def rope_theta(config, base="rope_theta", share=1.0):
     if config.get("rope_scaling") and config.get("rope_parameters"):
         raise UserError("rope_scaling beside rope_parameters cannot be converted, only one of them")
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    need({"rope_type": rope.get("type", "default"), **rope}, rope_type="default", partial_rotary_factor=share)
+    said = {"rope_type": rope.get("type", "default"),
+            "partial_rotary_factor": config.get("partial_rotary_factor") or share, **rope}
+    need(said, rope_type="default", partial_rotary_factor=share)
     if others := set(rope) - {"type", "rope_type", "rope_theta", "partial_rotary_factor"}:
         raise UserError(f"rotary positions with {', '.join(sorted(others))} cannot be converted")
     return rope.get("rope_theta") or config.get(base) or 10000.0            # in transformers' order
@@ -99,8 +101,7 @@ def exoformer(args, tensors):
     config = fields(args, "vocab_size=vocab_size n_layer=n_layer n_head=n_head d_model=n_embd max_len=block_size "
                           "rope_theta=rope_theta norm_eps=rmsnorm_eps tie_embeddings=weight_tying qk_norm=qk_norm")
     config["d_ff"] = (args.get("mlp_hidden_dim") or int(get(args, "mlp_ratio") * config["d_model"])) // 2
-    gated = get(args, "gated_attention_enabled")
-    config["gate"], n = ("elementwise", 4) if gated else ("none", 3)
+    config["gate"], n = ("elementwise", 4) if get(args, "gated_attention_enabled") else ("none", 3)
     rows = dict(EXOFORMER)
     for k, (ours, s) in enumerate(zip(("wq", "wk", "wv", "gate")[:n], "qkvg")):
         at, theirs = f"blocks.N.attn.{ours}", "transformer.layers.N.attn."
@@ -185,7 +186,7 @@ QWEN3 = LLAMA | table("", "model.layers.N.", "attn.q_norm=self_attn.q_norm attn.
 def llama(config, tensors, family="llama"):
     """LlamaForCausalLM, gpt.py without QK norm; and Qwen3ForCausalLM, which has it."""
     need(config, model_type=family, hidden_act="silu", attention_bias=False, mlp_bias=False, sliding_window=None,
-         quantization_config=None, partial_rotary_factor=1.0)
+         quantization_config=None)
     found = fields(config, "vocab_size=vocab_size n_layer=num_hidden_layers n_head=num_attention_heads "
                            "d_model=hidden_size n_kv_head=num_key_value_heads? d_ff=intermediate_size "
                            "max_len=max_position_embeddings norm_eps=rms_norm_eps tie_embeddings=tie_word_embeddings?")
