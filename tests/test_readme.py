@@ -35,7 +35,7 @@ def test_speeds_are_those_of_their_file():
 
 
 def test_sizes_of_all_models():
-    """The table is made by a command, and is of the day it was made: it names all models, in rows as they are made."""
+    """The table is of the day it was made: it names all models, in rows as they are made today."""
     sizes = runpy.run_path(str(ROOT / "results" / "sizes.py"))
     text, (*_, n, more, _) = (ROOT / "results" / "sizes.md").read_text(), sizes["row"](models.names()[1])
     assert {name for name in models.names() if settings.belongs(name)} <= set(re.findall(r"^\| `(\w+)`", text, re.M))
