@@ -10,9 +10,7 @@ different tokens are kept apart, the largest group first: curves.md has a table 
 of the first, curves-2.json of the second. A picture shows the baseline and the eight systems with the lowest final
 losses: curves.png, of the second group curves-2.png.
 
-probe: models are watched through hooks while they read the validation split, in fp32. Any model can be watched that has
-`embed`, `blocks`, `final_norm` and `head`, and whose blocks have `attn`, `mlp_norm` and `mlp`; what is particular to it
-is in probes/NAME.py.
+probe: models are watched while they read the validation split, in fp32: pictures, and RUN.json with all numbers.
 """
 import json
 import sys
@@ -87,8 +85,10 @@ def probe(args):
     device, found = find_device(args.device), {}
     for run, name in zip(args.runs, names):
         found[name] = numbers = measure(run, args, device)
+        copied, others, share = numbers["copying"].values()
         print(f"{name}: {numbers['model']}, loss {numbers['loss']:.4f} on {numbers['tokens']:,} tokens; "
-              f"{copied(**numbers['copying'])}", flush=True)
+              + (f"{copied:.4f} on the {share:.0%} that could be copied, {others:.4f} on the others" if share else
+                 "nothing could be copied"), flush=True)
         if not numbers["depth"]:
             note(f"{name}: no depth matrix: its blocks do not read the sum of outputs that was expected; depth_matrix "
                  f"in probes/{numbers['model']}.py can say what they read")
@@ -99,12 +99,6 @@ def probe(args):
         runs.write_text(args.out / f"{name}.json", json.dumps(numbers) + "\n")
     print(save({"layers": lambda: pictures.draw_layers(found), "depth": lambda: pictures.draw_depth(found)}, args.out),
           end="")
-
-
-def copied(repeated, others, share):
-    """record.copying() in words; a text without a repetition has no loss of them."""
-    return f"{repeated:.4f} on the {share:.0%} that could be copied, {others:.4f} on the others" if share else \
-        "nothing could be copied"
 
 
 def measure(run, args, device):

@@ -125,7 +125,7 @@ def training(row, base, args, rates):
     if costs:
         added = 3 * extra_flops * tokens / rates["matmul_flops_per_s"]
         added += 4 * costs[2] * tokens * (2 if args.dtype == "bf16" else 4) / rates["copy_bytes_per_s"]
-        out |= {"read_per_token": costs[2], "floor": median(base_passes) / (median(base_passes) + max(0, added))}
+        out["floor"] = median(base_passes) / (median(base_passes) + max(0, added))
     if args.bytes:
         out |= {"kernel_bytes": row.bytes, "extra_kernel_bytes": row.bytes - base.bytes}
     return out
@@ -197,7 +197,9 @@ def table(results):
     def cell(value, form, unit):
         if value is None:
             return "-"
-        return "{:.3f} ±{:.3f}".format(*value) if form == "±" else format(value if unit == 1 else value / unit, form)
+        if form == "±":
+            return "{:.3f} ±{:.3f}".format(*value)
+        return format(value / unit if unit > 1 else value, form)
 
     columns = [column for column in COLUMNS if any(r.get(column[1]) is not None for r in results)]
     lines = [["model", *(name for name, *_ in columns)]]

@@ -22,10 +22,11 @@ from pathlib import Path
 import numpy as np
 
 from nanodepth.cli import Parser, UserError, run_script, shell
-from nanodepth.data import Data, Writer, finish_folder
+from nanodepth.data import Data
 from nanodepth.devices import machine_errors
 from nanodepth.download import FINEWEB_URL, download_fineweb_edu
 from nanodepth.runs import folder_atomically
+from nanodepth.shards import Writer, finish_folder
 from nanodepth.texts import KNOWN, documents, text_files
 from nanodepth.tokenizers import load_tokenizer, token_bytes, train_bpe
 
@@ -55,11 +56,11 @@ def default_val_frac(files):
 
 def encode(texts, encoding):
     """(split, text) -> (split, end-of-text and the tokens of text), in order, on all cores."""
-    def tokens_of(text):                                                # tiktoken releases the GIL
-        return np.concatenate(([encoding.eot_token], encoding.encode_to_numpy(text)))
+    def tokens_of(text):
+        return np.array([encoding.eot_token, *encoding.encode_ordinary(text)], np.uint16)
 
     texts = iter(texts)
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor() as pool:                                  # tiktoken works without the GIL
         while some := list(islice(texts, 100)):
             yield from zip([split for split, _ in some], pool.map(tokens_of, [text for _, text in some]))
 

@@ -1,5 +1,4 @@
 """FineWeb-Edu in GPT-2 tokens, downloaded shard by shard; a download that stopped goes on where it was."""
-import fcntl
 import hashlib
 import http.client
 import os
@@ -10,7 +9,8 @@ import numpy as np
 from tqdm import tqdm
 
 from nanodepth.cli import UserError
-from nanodepth.data import MAX_VOCAB, read_shard, split_of, write_meta
+from nanodepth.data import MAX_VOCAB, read_shard, split_of
+from nanodepth.shards import write_meta
 from nanodepth.tokenizers import load_tokenizer, token_bytes
 
 FINEWEB_URL = "https://huggingface.co/datasets/kjj0/finewebedu10B-gpt2/resolve/main/"
@@ -66,29 +66,21 @@ def complete(path):
 
 def fetch_shard(url, part):
     """Downloads a shard to the file `part`, from where an earlier download stopped. UserError if that fails."""
-    with open(part, "ab") as f:
-        try:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{part}: another process is downloading it: wait for that one") from None
-        if complete(part):
-            return
-        try:
-            request = urllib.request.Request(url, headers={"Range": f"bytes={f.tell()}-"} if f.tell() else {})
-            with urllib.request.urlopen(request, timeout=60) as reply:
-                if reply.status != 206:                                 # the server sends the whole file
-                    f.truncate(0)
-                have = os.fstat(f.fileno()).st_size
-                size = have + int(reply.headers["Content-Length"] or 0)
-                with tqdm(total=size, initial=have, desc=part.stem, unit="B", unit_scale=True, disable=None,
-                          leave=False) as bar:
-                    while chunk := reply.read(2**20):
-                        f.write(chunk)
-                        bar.update(len(chunk))
-            f.flush()
-            os.fsync(f.fileno())
-        except (OSError, http.client.HTTPException, ValueError) as e:
-            raise UserError(f"{url}: download failed ({e}): check --url and --shards, or {AGAIN}") from None
+    if complete(part):
+        return
+    have = part.stat().st_size if part.exists() else 0
+    try:
+        request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            have = have if reply.status == 206 else 0                   # else the server sends the whole file
+            size = have + int(reply.headers["Content-Length"] or 0)
+            with open(part, "ab" if have else "wb") as f, tqdm(
+                    total=size, initial=have, desc=part.stem, unit="B", unit_scale=True, disable=None,
+                    leave=False) as bar:
+                while chunk := reply.read(2**20):
+                    bar.update(f.write(chunk))
+    except (OSError, http.client.HTTPException, ValueError) as e:
+        raise UserError(f"{url}: download failed ({e}): check --url and --shards, or {AGAIN}") from None
     if part.stat().st_size < size:
         raise UserError(f"{url}: connection ended early, {part.stat().st_size:,} bytes are here: {AGAIN}")
     try:

@@ -168,8 +168,8 @@ def parquet_documents(disk, field):
             try:
                 yield from [text_in(row, field) for row in rows.to_pylist()]
             except (KeyError, TypeError):
-                columns = ", ".join(f"{column.name!r} ({column.type})" for column in table.schema_arrow)
-                raise UserError(f"{disk.name}: no text in a column {field!r}, but {columns}: name the --field") from None
+                there = ", ".join(f"{column.name!r} ({column.type})" for column in table.schema_arrow)
+                raise UserError(f"{disk.name}: no text in a column {field!r}, but {there}: name the --field") from None
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as e:
         raise UserError(f"{disk.name}: broken or truncated ({one_line(e)})") from None
 

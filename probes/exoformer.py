@@ -38,18 +38,12 @@ def neutral(model):
             getattr(attn, w).lambda_self.fill_(2.0 if gammas(model) else 1.0)       # a gamma starts at 1/2
 
 
-def lambdas(model):
-    """{"lambda_anchor" or "lambda_self": {stream: (n, heads, D or 1)}} of the n layers that mix."""
-    return {name: {s: torch.stack([getattr(getattr(attn, w), name).detach() for attn in mixing(model).values()]).cpu()
-                   for s, w in MAPS.items()} for name in ("lambda_anchor", "lambda_self")}
-
-
 def stats(model, idx):
-    stats = {f"{name}_{s}": x.flatten(1).mean(1).tolist()
-             for name, streams in lambdas(model).items() for s, x in streams.items()}
+    found = {f"{kind}_{s}": [getattr(getattr(attn, w), kind).mean().item() for attn in mixing(model).values()]
+             for kind in ("lambda_anchor", "lambda_self") for s, w in MAPS.items()}
     if gammas(model):
-        stats["gamma"] = [g.mean().item() for g in watch(model, idx, gammas(model))]
-    return stats
+        found["gamma"] = [g.mean().item() for g in watch(model, idx, gammas(model))]
+    return found
 
 
 def watched(model):
@@ -58,14 +52,15 @@ def watched(model):
 
 def value_matrix(model, record):
     """An anchor from outside is an extra first column (L, L + 1); anchors count as they are mixed in, normalised."""
-    found, layers, L = lambdas(model), list(mixing(model)), len(model.blocks)
-    factors = [g.mean((0, 1)).cpu() for g in record.outputs_of("gamma")] or [torch.ones(4, 2)] * len(layers)
-    outside, out = int(len(layers) == L), {}
-    for i, s in enumerate(MAPS):
+    layers, L, out = mixing(model), len(model.blocks), {}
+    factors = [g.mean((0, 1)).tolist() for g in record.outputs_of("gamma")] or [[(1, 1)] * 4] * len(layers)
+    outside = int(len(layers) == L)
+    for i, (s, w) in enumerate(MAPS.items()):
         out[s] = torch.cat((torch.zeros(L, outside), torch.eye(L)), dim=1)
-        for n, (layer, g) in enumerate(zip(layers, factors)):
-            out[s][layer - 1, layer - 1 + outside] = g[i, 1] * found["lambda_self"][s][n].mean()
-            out[s][layer - 1, 0] = g[i, 0] * found["lambda_anchor"][s][n].mean()
+        for (layer, attn), gamma in zip(layers.items(), factors):
+            anchor, own = gamma[i]
+            out[s][layer - 1, layer - 1 + outside] = own * getattr(attn, w).lambda_self.mean().item()
+            out[s][layer - 1, 0] = anchor * getattr(attn, w).lambda_anchor.mean().item()
     return out
 
 

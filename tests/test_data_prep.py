@@ -49,26 +49,25 @@ def test_text_against_a_naive_reference(tmp_path, name):
     for shard, entry in meta["shards"].items():
         raw = (tmp_path / "out" / shard).read_bytes()
         assert entry == {"tokens": (len(raw) - 1024) // 2, "sha256": hashlib.sha256(raw).hexdigest()}
-    full = [n["tokens"] for shard, n in sorted(meta["shards"].items()) if shard.startswith("train")]
-    assert len(full) > 2 and set(full[:-1]) == {1000}
+    *full, _ = [n["tokens"] for shard, n in sorted(meta["shards"].items()) if shard.startswith("train")]
+    assert len(full) > 1 and set(full) == {1000}
     assert json.loads((tmp_path / "out/meta.json").read_bytes()) == meta and meta["source"] == name
     assert np.load(tmp_path / "out/token_bytes.npy").tolist() == [1] * 256 + [0]
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([name, "out"])
 
 
 def test_how_much_is_for_validation(tmp_path):
-    """1% of much text, 400 kB of less, 10% of little; an explicit fraction is kept. Sizes are those on the disk."""
+    """1% of much text, 400 kB of less, 10% of little. Sizes are those on the disk."""
     for size, frac in ((0, 0.1), (10**6, 0.1), (4 * 10**6, 0.1), (8 * 10**6, 0.05), (4 * 10**7, 0.01), (10**12, 0.01)):
         for i in (1, 2):
             with open(tmp_path / f"{i}.txt", "wb") as f:
                 f.truncate(size // 2)
         assert data_prep.default_val_frac([tmp_path / "1.txt", tmp_path / "2.txt"]) == frac
     file, shares = write_docs(tmp_path / "a.txt", [f"{i} " + "x" * 300 for i in range(400)]), {}
-    for name, frac in (("default", {}), ("tenth", {"val_frac": 0.1}), ("hundredth", {"val_frac": 0.01})):
-        data_prep.prepare_text([file], tmp_path / name, "byte", **frac)
-        shares[name] = splits_of(tmp_path / name)["val"]
-    assert shares["default"] == shares["tenth"] and 20 <= shares["tenth"].count(256) <= 60
-    assert 1 <= shares["hundredth"].count(256) <= 12
+    for frac in (None, 0.1, 0.01):
+        data_prep.prepare_text([file], tmp_path / str(frac), "byte", val_frac=frac)
+        shares[frac] = splits_of(tmp_path / str(frac))["val"].count(256)
+    assert 20 <= shares[None] == shares[0.1] <= 60 and 1 <= shares[0.01] <= 12
 
 
 def test_the_choice_of_documents_is_frozen():
@@ -216,11 +215,9 @@ def desk(tmp_path_factory):
     """A folder with bad input of many kinds."""
     desk = tmp_path_factory.mktemp("desk")
     for name, raw in {"ok.txt": b"fine text\n", "empty.txt": b"", "latin.txt": b"line one\nline two\ncaf\xe9\n",
-                      "bad.jsonl": b'{"text": "a"}\n\n{"text": "b"\n', "nofield.jsonl": b'{"text": "a"}\n{"body": "b"}\n',
-                      "list.jsonl": b'["text"]\n', "number.jsonl": b'{"text": 5}\n', "page.html": b"x", "file": b"x",
-                      "cut.txt.xz": lzma.compress(b"x" * 1000)[:-9], "a.parquet.gz": b"x"}.items():
+                      "bad.jsonl": b'{"text": "a"}\n\n{"text": "b"\n', "cut.txt.xz": lzma.compress(b"x" * 1000)[:-9],
+                      "a.parquet.gz": b"x", "page.html": b"x", "file": b"x"}.items():
         (desk / name).write_bytes(raw)
-    os.mkfifo(desk / "pipe.txt")
     os.symlink("/proc/self/mem", desk / "io.txt")                       # opens, and cannot be read
     for folder in ("books/deep", "data/taken", "other"):
         (desk / folder).mkdir(parents=True)
@@ -233,7 +230,6 @@ def desk(tmp_path_factory):
 @pytest.mark.parametrize("args, words", [
     ("", "required"),
     ("nonsense", "nonsense"),
-    ("stdlib --nonsense 1", "--nonsense"),
     ("stdlib --out file", "file: exists already"),
     ("stdlib --tokenizer nope --out x", "'nope'"),
     ("text ok.txt --name x --tokenizer gpt2", "TIKTOKEN_CACHE_DIR"),
@@ -248,10 +244,8 @@ def desk(tmp_path_factory):
     ("text ok.txt --name x --tokenizer byte --shard_tokens 0", "--shard_tokens 0"),
     ("text ok.txt missing.txt --name x --tokenizer byte", "missing.txt: no such file"),
     ("text ok.txt --val data --name x --tokenizer byte", "data: no text in this folder: .txt, .md, .jsonl (plain"),
-    ("text nowhere/*.txt --name x --tokenizer byte", "nowhere/*.txt: no such file or folder"),
     ("text p*.html --name x --tokenizer byte", "page.html: not a text file: .txt, .md, .jsonl (plain"),
     ("text a.parquet.gz --name x --tokenizer byte", "a.parquet.gz: not a text file"),
-    ("text pipe.txt --name x --tokenizer byte", "pipe.txt: not a text file"),
     ("text books books/deep --name x --tokenizer byte", "books/deep/b.txt: given twice"),
     ("text books --val books/deep/b.txt --name x --tokenizer byte", "books/deep/b.txt: is for training and in --val"),
     ("text io.txt --name x --tokenizer byte", "io.txt: Input/output error"),
@@ -259,11 +253,7 @@ def desk(tmp_path_factory):
     ("text ok.txt --val empty.txt --name x --tokenizer byte", "no text for the val split"),
     ("text latin.txt --name x --tokenizer byte", "latin.txt:3: not UTF-8 text (byte 0xe9)"),
     ("text bad.jsonl --name x --tokenizer byte", "bad.jsonl:3: "),
-    ("text nofield.jsonl --name x --tokenizer byte", "nofield.jsonl:2: "),
-    ("text list.jsonl --name x --tokenizer byte", "list.jsonl:1: "),
-    ("text number.jsonl --name x --tokenizer byte", "number.jsonl:1: "),
     ("text cut.txt.xz --name x --tokenizer byte", "cut.txt.xz: broken or truncated"),
-    ("text ok.txt --out file/x --tokenizer byte", "file"),
     ("text ok.txt --out /proc/x --tokenizer byte", "error: /proc/x: No such file or directory"),
     ("fineweb-edu", "--shards"),
     ("fineweb-edu --shards 100", "--shards 100"),

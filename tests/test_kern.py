@@ -105,7 +105,7 @@ def test_products_are_a_loop_over_the_experts(dtype, load):
 
 
 def test_router_is_finite_and_fp32():
-    for E, k, total in ((64, 8, 1.62), (16, 2, 0.775)):                 # mean of the sum of the k largest: docs/notes.md
+    for E, k, total in ((64, 8, 1.62), (16, 2, 0.775)):         # mean of the sum of the k largest: docs/notes.md
         layer = kern_file.Router(kern_file.Config(d_model=128, n_head=1, n_expert=E))
         torch.nn.init.normal_(layer.weight, std=0.02)
         assert abs(layer(torch.randn(4000, 128)).topk(k).values.sum(-1).mean() - total) < 0.03

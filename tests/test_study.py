@@ -14,22 +14,8 @@ compare = pytest.importorskip("compare")         # a copy of the repository may 
 THREE = {"gpt": {0: 4.0, 1: 4.3, 2: 4.2}, "one": {0: 3.9, 1: 4.25, 2: 4.0}, "two": {0: 4.1, 1: 4.2, 2: 4.3}}
 
 
-@pytest.fixture(scope="module")
-def report():
-    return runpy.run_path(str(RESULTS / "study-cpu" / "report.py"))
-
-
-def runs(losses, steps=1000, lower=1.0, **columns):
-    """{system: {seed: loss}} as compare.read() gives it; what cannot be copied has `lower` less."""
-    return [{"system": system, "seed": seed, "steps": steps, "loss": loss, "others": loss - lower, "repeated": 2.0,
-             **columns} for system, at in losses.items() for seed, loss in at.items()]
-
-
 def cells(table, row):
     return [cell.strip() for cell in table.splitlines()[2 + row].split("|")[1:-1]]
-
-
-# ----------------------------------------------------------------------------------------------------------- statistics
 
 
 def test_noise_is_that_of_a_randomised_block_design():
@@ -72,30 +58,14 @@ def test_signs_and_one_seed():
     assert compare.gap({"gpt": {0: 4.0}, "one": {0: 3.9}}, "one") == ("-0.1000", None)
 
 
-# --------------------------------------------------------------------------------------------------------------- tables
-
-
-def test_saving_by_hand(report, monkeypatch):
-    """gpt has 4.0 and 3.5 after one and two lengths: 3.75 wants sqrt(2), and a step of slow takes twice gpt's time."""
-    monkeypatch.setitem(report["saving_table"].__globals__, "speeds", lambda: {"gpt": 1.0, "slow": 0.5, "worse": 0.4})
-    strong = compare.groups(runs({"gpt": {0: 4.0}, "slow": {0: 3.75}, "worse": {0: 4.1}}))
-    lengths = {1000: strong["gpt"], 2000: compare.groups(runs({"gpt": {0: 3.5}}, steps=2000))["gpt"]}
-    table = report["saving_table"](strong, lengths)
-    assert cells(table, 0) == ["`slow`", "1.41", "1.41", "2.00", "0.71", "0.71"]
-    assert cells(table, 1) == ["`worse`", "< 1.00", "< 1.00", "2.50", "< 0.40", "< 0.40"]
-
-
-def test_pages_are_those_of_their_runs(report):
-    small = runpy.run_path(str(RESULTS / "study-small" / "report.py"))
+def test_pages_are_those_of_their_runs():
+    report, small = (runpy.run_path(str(RESULTS / name / "report.py")) for name in ("study-cpu", "study-small"))
     final = compare.groups(compare.read(RESULTS / "study-small"), kind="final")
     pages = report["tables"](compare.read(RESULTS / "study-cpu")) | {
         RESULTS / "study-small" / "README.md": small["tables"](final)}
     for page, parts in pages.items():
         for name, table in parts.items():
             assert f"<!-- {name} -->\n{table}\n<!-- end -->" in page.read_text(), (page, name)
-
-
-# ------------------------------------------------------------------------------------------------------------ the queue
 
 
 def test_the_queue(data, tmp_path, monkeypatch, capsys):

@@ -42,9 +42,12 @@ def test_fields_of_a_jsonl_file(tmp_path, capsys):
     raw = "".join(json.dumps(row) + "\n" for row in rows).encode()
     assert docs_of(file, raw, "data.text") == ["a"]
     assert docs_of(file, raw, "data.id") == ["b", "c"]
-    for field, line in (("data", 1), ("text", 1), ("data.nothing", 1), ("data.text.text", 1)):
-        with pytest.raises(UserError, match=f"a.jsonl:{line}: not a JSON object with text in the field '{field}'"):
+    for field in ("data", "text", "data.nothing", "data.text.text"):
+        with pytest.raises(UserError, match=f"a.jsonl:1: not a JSON object with text in the field '{field}'"):
             list(documents([file], field))
+    for line in (b'{"text": 5}', b'["text"]', b"null", b'{"text": "b"'):
+        with pytest.raises(UserError, match="a.jsonl:3: not a JSON object with text in the field 'text'"):
+            docs_of(file, b'{"text": "a"}\n\n' + line)
 
 
 def test_folders_and_patterns(tmp_path, monkeypatch):

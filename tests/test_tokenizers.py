@@ -53,9 +53,7 @@ def test_a_million_spaces(tmp_path, monkeypatch):
     file = tokenizers.load_tokenizer(ranks_file(tmp_path / "r", singles + [b"  ", b" y", b"\n\n", b"   ", b"    "]))
     for text, space in (("x" + " " * 1_000_101 + "y", [b" " * 4] * 250_025),                # the last goes with the y
                         ("x" + " \n" * 600_000 + " y", [b" ", b"\n"] * 600_000)):
-        ids = file.encode_ordinary(text)
-        assert ids == [file.encode_single_token(token) for token in (b"x", *space, b" y")]
-    assert file.encode_to_numpy(text).tolist() == ids
+        assert file.encode_ordinary(text) == [file.encode_single_token(token) for token in (b"x", *space, b" y")]
     rng = random.Random(0)
     text = "".join(rng.choice(["a", "b1", " ", "     ", "\n", "\t", "\x1c", "\x1f", "\u3000", "'s", "é", "."])
                    for _ in range(400_000))
@@ -95,7 +93,8 @@ def test_train_bpe(tmp_path):
         tokenizers.train_bpe(iter(["abc"]), 5000, tmp_path / "u")
     assert not (tmp_path / "u").exists()
     tokenizers.train_bpe(iter(["a" + " " * 1_000_100 + "b"]), 260, tmp_path / "s")
-    assert [tokenizers.load_tokenizer(tmp_path / "s").decode([i]) for i in (256, 257, 258)] == [" " * 2, " " * 4, " " * 8]
+    spaces = tokenizers.load_tokenizer(tmp_path / "s")
+    assert [spaces.decode([i]) for i in (256, 257, 258)] == [" " * 2, " " * 4, " " * 8]
 
 
 def test_truncation_and_padding_of_a_tokenizer_json_are_not_obeyed(tmp_path):

@@ -25,7 +25,7 @@ import publish  # noqa: E402
 
 from nanodepth import runs  # noqa: E402
 from nanodepth.devices import autocast  # noqa: E402
-from nanodepth.data import Writer, finish_folder  # noqa: E402
+from nanodepth.shards import Writer, finish_folder  # noqa: E402
 from nanodepth.tokenizers import load_tokenizer, token_bytes  # noqa: E402
 
 SYSTEMS = "gpt", "resformer", "muddformer", "denseformer", "attnres"

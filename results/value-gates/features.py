@@ -147,7 +147,8 @@ def measure(run, n_tokens, k, steps):
     count[kinds < 0] = 0
     a, explained = fit(first_values(model, len(kinds)), count, k, steps)
     found = classified(a, count, kinds)
-    numbers = {"layers": list(gates), "explained": explained, "alive": int((count @ a > 0).sum()), "features": a.size(1),
+    numbers = {"layers": list(gates), "explained": explained,
+               "alive": int((count @ a > 0).sum()), "features": a.size(1),
                "count": {name: int((found == i).sum()) for i, name in enumerate(CLASSES)}}
     if gates:
         numbers["by_feature"] = by_class(gate, a * count[:, None], found)
