@@ -260,9 +260,8 @@ def reference_loss(logits, targets, z_loss):
 
 COMMON = dict(vocab_size=29, n_layer=3, n_head=4, n_kv_head=2, d_model=32, d_ff=24, max_len=9, rope_theta=50.0,
               norm_eps=1e-6, tie_embeddings=False, z_loss=0.01, qk_norm=True, gate="none")
-BASE = [dict(), dict(tie_embeddings=True, qk_norm=False, z_loss=0.0), dict(n_kv_head=4)]        # for every model
-GATED = BASE + [dict(gate="elementwise"), dict(gate="headwise")]
-
+GATED = [dict(), dict(tie_embeddings=True, qk_norm=False, z_loss=0.0), dict(n_kv_head=4), dict(gate="elementwise"),
+         dict(gate="headwise")]
 
 OLDER = dict(vocab_size=29, n_layer=3, n_head=4, d_model=64, d_ff=48, max_len=9, norm_eps=1e-5, z_loss=0.01)
 OLDER_CASES = [dict(), dict(n_kv_head=2), dict(n_kv_head=1, tie_embeddings=True), dict(d_ff=None, norm_eps=0.1)]

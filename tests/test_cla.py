@@ -1,6 +1,5 @@
 """cla.py against its equations in float64, arXiv:2405.12981, and the size of its cache."""
 import pytest
-import torch
 from measure import extra
 from reference import (  # noqa: F401  (float64: autouse)
     add, attend, compare, float64, mlp_sublayer, norm, project, queries, setup, show)

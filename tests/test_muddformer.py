@@ -1,7 +1,7 @@
 """muddformer.py against its paper's equations in float64, arXiv:2502.12170."""
 import pytest
 import torch
-from measure import SMALL, extra
+from measure import extra
 from reference import (  # noqa: F401  (float64: autouse)
     GATED, add, attend, compare, float64, gelu, gpt, linear, mlp_sublayer, norm, project, reference_logits, rms, setup,
     show)

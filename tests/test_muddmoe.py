@@ -1,6 +1,5 @@
 """muddmoe.py against loops in float64: arXiv:2502.12170, sections 2 and 3.2; it starts as kern.py."""
 import pytest
-import torch
 from measure import extra
 from reference import add, attend, count, float64, norm, project, setup, show  # noqa: F401  (float64: autouse)
 from test_kern import compare_routed, mixture
