@@ -14,10 +14,10 @@ from pathlib import Path
 from tqdm import tqdm
 
 from nanodepth import runs, scoring
-from nanodepth.devices import autocast, find_device, machine_errors
-from nanodepth.harness import GROUPS, benchmarks, harness_version, mqar, task_names
 from nanodepth.cli import Parser, UserError, out_file, run_folder, run_script
 from nanodepth.data import run_data
+from nanodepth.devices import autocast, find_device, machine_errors
+from nanodepth.harness import GROUPS, benchmarks, harness_version, mqar, task_names
 
 
 def parse(argv):
@@ -38,16 +38,15 @@ def parse(argv):
     parser.add_argument("--device", default="auto", help="torch device; auto: cuda, else cpu")
     parser.add_argument("--json", type=out_file, metavar="FILE", help="also write the rows there")
     args = parser.parse_args(argv)
-    for name in ("batch_tokens", "tokens", "seq_len", "limit"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            parser.error(f"--{name} must be at least 1")
-    if (args.num_fewshot or 0) < 0:
-        parser.error("--num_fewshot must be at least 0")
-    if args.tasks and (args.data or args.tokens):
+    given = {name for name, value in vars(args).items() if value is not None}
+    for name in given & {"batch_tokens", "tokens", "seq_len", "limit", "num_fewshot"}:
+        if getattr(args, name) < (name != "num_fewshot"):
+            parser.error(f"--{name} must be at least {int(name != 'num_fewshot')}")
+    if args.tasks is not None and given & {"data", "tokens"}:
         parser.error("--data and --tokens are for the validation split, not for --tasks")
-    if args.tasks is None and (args.num_fewshot is not None or args.limit or args.task_dir):
+    if args.tasks is None and given & {"num_fewshot", "limit", "task_dir"}:
         parser.error("--num_fewshot, --limit and --task_dir are for --tasks")
-    if args.tasks == "mqar" and (args.num_fewshot is not None or args.limit or args.seq_len or args.task_dir):
+    if args.tasks == "mqar" and given & {"num_fewshot", "limit", "seq_len", "task_dir"}:
         parser.error("--num_fewshot, --limit, --seq_len and --task_dir are not for mqar")
     return args
 
@@ -70,13 +69,9 @@ def score(run, args):
 def on_split(args):
     """Scores every run on its validation split; prints a table and returns its rows."""
     rows = [score(run, args) for run in args.runs]
-    width = max(len(row["run"]) for row in rows)
-    print(f"{'run':{width}}  {'step':>7}  {'parameters':>13}  {'tokens':>11}  {'loss':>7}  {'ppl':>9}  "
-          f"{'bits/byte':>9}")
-    for row in rows:
-        bpb = "-" if row["bpb"] is None else f"{row['bpb']:.4f}"
-        print(f"{row['run']:{width}}  {row['step']:7,}  {row['parameters']:13,}  {row['eval_tokens']:11,}  "
-              f"{row['loss']:7.4f}  {row['ppl']:9.3f}  {bpb:>9}")
+    cells = [(row["run"], f"{row['step']:,}", f"{row['parameters']:,}", f"{row['eval_tokens']:,}", f"{row['loss']:.4f}",
+              f"{row['ppl']:.3f}", "-" if row["bpb"] is None else f"{row['bpb']:.4f}") for row in rows]
+    print_table([("run", "step", "parameters", "tokens", "loss", "ppl", "bits/byte"), *cells])
     return rows
 
 
@@ -89,7 +84,7 @@ def on_tasks(args):
         runs.read_checkpoint(run)
         if not os.access(run, os.W_OK):
             raise UserError(f"{run}: eval.jsonl cannot be written there: copy the run to where it can")
-    rows, shown = [], {}
+    rows, shown = [], {}                                                    # shown: {title: {run: table}}
     for run in args.runs:
         tables = benchmarks(run, args, *asked) if asked else []
         if "mqar" in tasks:
@@ -99,26 +94,29 @@ def on_tasks(args):
         rows.append({"run": run, "time": time.strftime("%Y-%m-%dT%H:%M:%S"), "step": runs.read_checkpoint(run)["step"],
                      "lm_eval": harness_version() if asked else None, "limit": args.limit if asked else None,
                      "tables": named})
-        with open(Path(run) / "eval.jsonl", "a") as f:
+        with open(Path(run) / "eval.jsonl", "a", encoding="utf-8") as f:
             f.write(json.dumps(rows[-1]) + "\n")
-        for title, table in tables:
+        for title, table in named.items():
             shown.setdefault(title, {})[run] = table
     for title, tables in shown.items():
-        print_table(title, tables)
+        columns = list(dict.fromkeys(column for table in tables.values() for column in table))
+        print_table([(title, *columns), *((run, *(cell(table.get(column)) for column in columns))
+                                          for run, table in tables.items())])
     return rows
 
 
-def print_table(title, tables):
-    """tables: {run: {column: (value, standard error or None)}}; a run may lack some columns."""
-    columns = list(dict.fromkeys(column for table in tables.values() for column in table))
-    cells = [[title, *columns]]
-    for run, table in tables.items():
-        found = (table.get(column) for column in columns)
-        cells.append([run, *("-" if x is None else f"{x[0]:.2f}" + ("" if x[1] is None else f" ±{x[1]:.2f}")
-                             for x in found)])
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    for run, *texts in cells:
-        print("  ".join([run.ljust(widths[0]), *(text.rjust(width) for text, width in zip(texts, widths[1:]))]))
+def cell(found):
+    """{"value", "stderr"} as a text; a run may lack a column, and a value its standard error."""
+    if found is None:
+        return "-"
+    return f"{found['value']:.2f}" + ("" if found["stderr"] is None else f" ±{found['stderr']:.2f}")
+
+
+def print_table(rows):
+    """Rows of texts, the first column to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for first, *texts in rows:
+        print("  ".join([first.ljust(widths[0]), *(text.rjust(width) for text, width in zip(texts, widths[1:]))]))
 
 
 @machine_errors("lower --batch_tokens")

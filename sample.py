@@ -4,6 +4,7 @@
     python sample.py runs/gpt-tiny --file draft.py --top_p 0.9
 """
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import torch
 
 import models
 import nanodepth
-from nanodepth.devices import autocast, cast_weights, find_device, machine_errors
 from nanodepth.cli import Parser, UserError, run_folder, run_script, user_errors
+from nanodepth.devices import autocast, cast_weights, find_device, machine_errors
 
 
 def parse(argv):
@@ -34,6 +35,8 @@ def parse(argv):
     args = parser.parse_args(argv)
     if min(args.n, args.max_new_tokens, 1 if args.top_k is None else args.top_k) < 1:
         parser.error("--n, --max_new_tokens and --top_k must be at least 1")
+    if args.n >= 2 ** 63:
+        parser.error(f"--n {args.n} is too large")
     if not 0 <= args.temperature < float("inf") or not 0 <= args.seed < 2 ** 63:
         parser.error("--temperature and --seed must be at least 0, and finite")
     if args.top_p is not None and not 0 < args.top_p <= 1:
@@ -43,20 +46,17 @@ def parse(argv):
     return args
 
 
-def read_prompt(args, tokenizer, max_len):
-    """The tokens of the prompt, of which a long one keeps its end. UserError if there is no room or no such file."""
-    try:
-        text = args.prompt if args.file is None else args.file.read_bytes().decode("utf-8-sig")
+def read_prompt(args, tokenizer, room):
+    """The tokens of the prompt, the last `room` of a longer one. UserError for a file that is missing, or not UTF-8."""
+    try:                                                        # as UTF-8, whatever the locale is
+        text = (args.file.read_bytes() if args.file else os.fsencode(args.prompt)).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f"{args.file}: {getattr(e, 'strerror', None) or 'not UTF-8 text'}") from None
-    tokens, room = tokenizer.encode_ordinary(text), max_len - args.max_new_tokens - 1
-    if room < 0:
-        raise UserError(f"--max_new_tokens {args.max_new_tokens}: at most {max_len - 1} fit in max_len {max_len} of "
-                        f"{args.run}")
+        raise UserError(f"{args.file or '--prompt'}: {getattr(e, 'strerror', None) or 'not UTF-8 text'}") from None
+    tokens = tokenizer.encode_ordinary(text)
     if len(tokens) > room:
         print(f"sample.py: the prompt's last {room:,} of {len(tokens):,} tokens are read: with the "
-              f"{args.max_new_tokens} new ones they fill max_len {max_len:,}", file=sys.stderr)
-    return [tokenizer.eot_token, *tokens[max(0, len(tokens) - room):]]      # documents start with end-of-text
+              f"{args.max_new_tokens} new ones they fill the model's max_len", file=sys.stderr)
+    return tokens[max(0, len(tokens) - room):]
 
 
 def choose(scores, args, generator):
@@ -75,26 +75,17 @@ def choose(scores, args, generator):
 
 
 @torch.no_grad()
-def tokens_of(model, cache, idx, args, generator, eot, n_vocab):
-    """Yields the tokens (B, 1) that continue idx (B, T), until every row has come to the end of its text. Those from
-    n_vocab on are padding and never taken.
-    """
+def tokens_of(model, cache, idx, args, n_vocab):
+    """Yields up to --max_new_tokens tokens (B, 1) that continue idx (B, T). Ids from n_vocab on are padding."""
     step = torch.compile(model.forward, fullgraph=True) if args.compile else model.forward
-    ended = torch.zeros_like(idx[:, :1], dtype=torch.bool)
+    generator = torch.Generator(idx.device).manual_seed(args.seed)
     for i in range(args.max_new_tokens):
         logits, _ = (step if i else model.forward)(idx, cache=cache)
-        idx = choose(logits[:, -1, :n_vocab].float(), args, generator)
+        scores = logits[:, -1, :n_vocab].float()
+        if scores.isnan().any():
+            raise UserError(f"{args.run} gives no probabilities: its weights are not finite")
+        idx = choose(scores, args, generator)
         yield idx
-        ended |= idx == eot
-        if ended.all():
-            break
-
-
-def text_of(prompt, tokens, tokenizer):
-    """The text of a prompt and of the tokens behind it, up to the first end-of-text."""
-    if tokenizer.eot_token in tokens:
-        tokens = tokens[:tokens.index(tokenizer.eot_token)]
-    return tokenizer.decode([t for t in (*prompt, *tokens) if t < tokenizer.n_vocab])      # untrained: ids of no text
 
 
 @machine_errors("lower --n, or take --device cpu")
@@ -104,34 +95,37 @@ def main(argv):
     model, tokenizer, config = nanodepth.load(args.run, device)
     with user_errors():
         Cache = models.cache_class(config["model"])
-    dtype = config["options"]["dtype"]
+    dtype, max_len = config["options"]["dtype"], model.config.max_len
     cast_weights(model, dtype)
-    prompt = read_prompt(args, tokenizer, model.config.max_len)
-    try:
-        generator = torch.Generator(device).manual_seed(args.seed)
-        idx = torch.tensor([prompt] * args.n, device=device)
-        samples, shown = [[] for _ in range(args.n)], 0
-        with autocast(device, dtype):
-            cache = Cache(model, args.n, len(prompt) + args.max_new_tokens)
-            eot, n_vocab = tokenizer.eot_token, config.get("n_vocab")
-            for new in tokens_of(model, cache, idx, args, generator, eot, n_vocab):
-                for tokens, (token,) in zip(samples, new.tolist()):
-                    tokens.append(token)
-                text = text_of(prompt[1:], samples[0], tokenizer)
-                if args.n == 1 and not text.endswith("\ufffd"):             # half a character
-                    print(text[shown:], end="", flush=True)
-                    shown = len(text)
-    except OverflowError:
-        raise UserError(f"--n {args.n} is too large") from None
-    except RuntimeError as e:
-        if "probability tensor" in str(e):
-            raise UserError(f"{args.run} gives no probabilities: its weights are not finite") from None
-        raise
+    bos, ends = (config.get(key, tokenizer.eot_token) for key in ("bos", "eos"))
+    ends = ends if isinstance(ends, list) else [ends]
+    if args.max_new_tokens >= max_len:
+        raise UserError(f"--max_new_tokens {args.max_new_tokens}: at most {max_len - 1} fit in max_len {max_len} of "
+                        f"{args.run}")
+    prompt = read_prompt(args, tokenizer, max_len - args.max_new_tokens - 1)
+    samples, shown = [[] for _ in range(args.n)], 0
+
+    def text_of(tokens):
+        """The text of the prompt and of these tokens, up to the end of the text."""
+        end = next((i for i, t in enumerate(tokens) if t in ends), len(tokens))
+        return tokenizer.decode([t for t in (*prompt, *tokens[:end]) if t < tokenizer.n_vocab])     # others: no text
+
+    with autocast(device, dtype):
+        idx = torch.tensor([[bos, *prompt]] * args.n, device=device)
+        cache = Cache(model, args.n, idx.size(1) + args.max_new_tokens)
+        for new in tokens_of(model, cache, idx, args, config.get("n_vocab")):
+            for tokens, (token,) in zip(samples, new.tolist()):
+                tokens.append(token)
+            text = text_of(samples[0]) if args.n == 1 else ""
+            if not text.endswith("\ufffd"):                                 # half a character
+                print(text[shown:], end="", flush=True)
+                shown = len(text)
+            if all(set(ends) & set(tokens) for tokens in samples):
+                break
     for i, tokens in enumerate(samples):
-        text = text_of(prompt[1:], tokens, tokenizer)
-        print(text[shown:] if args.n == 1 else f"--- {i + 1}\n{text}")
-        if args.n == 1 and tokens[-1] == tokenizer.eot_token:
-            print(f"sample.py: the model ended the text after {len(tokens) - 1} tokens", file=sys.stderr)
+        print(text_of(tokens)[shown:] if args.n == 1 else f"--- {i + 1}\n{text_of(tokens)}")
+    if args.n == 1 and tokens[-1] in ends:
+        print(f"sample.py: the model ended the text after {len(tokens) - 1} tokens", file=sys.stderr)
     return 0
 
 

@@ -27,7 +27,6 @@ from nanodepth.cli import ROOT, Parser, UserError, add_options, pick, run_folder
 from nanodepth.data import Batches, Data, check_tokens, find_folder
 from nanodepth.devices import (Ranks, autocast, choose_dtype, flops_per_token, leave_together, machine_errors,
                                peak_bytes, peak_flops)
-from nanodepth.tokenizers import load_tokenizer
 
 
 @dataclass
@@ -240,8 +239,6 @@ def main(argv):
     data = Data(data_folder(options, ranks))
     model = build_model(options, config, flags, data, ranks.device)
     batches = Batches(data, options, ranks, model)
-    if options.sample_every:                                                # now, and not in the middle of a run
-        load_tokenizer(data.tokenizer)
     with user_errors(f"models/{options.model}.py: "):
         optimizers = muon.optimizers(
             model, options.optimizer, options.muon_lr, options.adamw_lr, options.weight_decay, options.second_moment,
@@ -309,7 +306,7 @@ def validate(step, model, batches, options, ranks, signals):
         with context:
             row["stats"] = probes.stats(options.model, model, batches.sample())
             if options.sample_every and (last or step % options.sample_every == 0) and math.isfinite(row["loss"]):
-                say(ranks, f"--- {sample(model, load_tokenizer(batches.data.tokenizer))}\n---")
+                say(ranks, f"--- {sample(model, batches.tokenizer)}\n---")
     return row
 
 

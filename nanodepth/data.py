@@ -16,33 +16,11 @@ import numpy as np
 import torch
 
 from nanodepth.cli import UserError, find
-from nanodepth.runs import write_atomically, write_text
 
-HEADER = 256                            # int32 numbers before the tokens: [0] magic, [1] version, [2] token count, zeros
+HEADER = 256                            # int32 numbers before the tokens: [0] magic, [1] version, [2] tokens, zeros
 MAGIC, VERSION = 20240520, 1
 MAX_VOCAB = 2**16                       # tokens are uint16
 CHUNK = 2**22                           # tokens that are looked at in one go
-
-
-def write_shard(path, tokens) -> str:
-    """Writes tokens (n,), ids below 65,536, as a shard; returns the sha256 of the file in hex.
-
-    At any moment `path` is absent, the old file or the complete new one. UserError for ids that do not fit.
-    """
-    path, tokens = Path(path), np.asarray(tokens)
-    if tokens.size and not 0 <= tokens.min() <= tokens.max() < MAX_VOCAB:
-        raise UserError(f"{path}: token ids {tokens.min()} to {tokens.max()} do not fit in a shard: "
-                        f"0 to {MAX_VOCAB - 1} do")
-    header = np.zeros(HEADER, "<i4")
-    header[:3] = MAGIC, VERSION, tokens.size
-    digest = hashlib.sha256()
-
-    def write(file):
-        for part in (header, np.ascontiguousarray(tokens, "<u2")):
-            file.write(part.data)
-            digest.update(part.data)
-    write_atomically(path, write)
-    return digest.hexdigest()
 
 
 def read_shard(path) -> np.memmap:
@@ -57,8 +35,8 @@ def read_shard(path) -> np.memmap:
         raise UserError(f"{path}: not a token shard: {size:,} bytes that start with {magic}, {version}, {n} instead of "
                         f"{MAGIC}, {VERSION} and a number of tokens: prepare it with data_prep.py")
     if size != 4 * HEADER + 2 * n:
-        raise UserError(f"{path}: header says {n:,} tokens, file holds {size / 2 - 2 * HEADER:,.15g}: prepare the folder "
-                        "again, or download this file again")
+        raise UserError(f"{path}: header says {n:,} tokens, file holds {size / 2 - 2 * HEADER:,.15g}: prepare the "
+                        "folder again, or download this file again")
     return np.memmap(path, "<u2", "r", offset=4 * HEADER, shape=(n,))
 
 
@@ -66,58 +44,6 @@ def split_of(name):
     """`train` or `val`, whichever is a word of a shard's file name, or None."""
     found = re.search(r"(?<![a-z])(train|val)(?![a-z]).*\.bin$", name)
     return found and found[1]
-
-
-class Writer:
-    """Gathers the tokens of one split and writes them as shards. Holds back up to two shards' tokens until close()."""
-
-    def __init__(self, folder, split, shard_tokens, widths):
-        self.folder, self.split, self.shard_tokens, self.widths = folder, split, shard_tokens, widths
-        self.buffer, self.fill = np.empty(2 * shard_tokens, np.uint16), 0
-        self.tokens, self.bytes, self.documents, self.shards = 0, 0, 0, {}
-
-    def add(self, tokens):
-        self.tokens, self.documents = self.tokens + len(tokens), self.documents + 1
-        self.bytes += int(self.widths[tokens].sum())
-        while len(tokens):
-            n = min(len(tokens), len(self.buffer) - self.fill)
-            self.buffer[self.fill:self.fill + n] = tokens[:n]
-            self.fill, tokens = self.fill + n, tokens[n:]
-            if self.fill == len(self.buffer):
-                self.flush()
-
-    def flush(self):
-        n = min(self.fill, self.shard_tokens)
-        name = f"{self.split}_{len(self.shards):06d}.bin"
-        self.shards[name] = {"tokens": n, "sha256": write_shard(self.folder / name, self.buffer[:n])}
-        self.buffer[:self.fill - n], self.fill = self.buffer[n:self.fill].copy(), self.fill - n
-
-    def close(self):
-        """Writes what is left."""
-        while self.fill:
-            self.flush()
-
-
-def finish_folder(folder, tokenizer, widths, writers, source):
-    """Writes what the {split: Writer} of a data folder hold back, and its meta.json; returns what is in that."""
-    for writer in writers.values():
-        writer.close()
-    splits = {k: {"tokens": w.tokens, "bytes": w.bytes, "documents": w.documents} for k, w in writers.items()}
-    shards = {name: shard for w in writers.values() for name, shard in w.shards.items()}
-    return write_meta(folder, tokenizer, len(widths), widths, splits, shards, source)
-
-
-def write_meta(folder, tokenizer, vocab_size, widths, splits, shards, source):
-    """Writes token_bytes.npy (unless widths is None) and, last of a data folder, meta.json; returns what is in that."""
-    meta = {"version": 1, "source": source, "tokenizer": tokenizer, "vocab_size": vocab_size, "splits": splits,
-            "shards": shards}
-    if widths is not None:
-        np.save(folder / "token_bytes.npy", widths)
-    write_text(folder / "meta.json", json.dumps(meta, indent=1) + "\n")
-    return meta
-
-
-# ----------------------------------------------------------------------------------------------------------- the loader
 
 
 class Data:
@@ -169,15 +95,16 @@ class Data:
         """Sets meta, tokenizer and vocab_size from meta.json, or GPT-2's without one."""
         file = self.path / "meta.json"
         try:
+            public = {"tokenizer": "gpt2", "vocab_size": 50257, "shards": {}}
             self.meta = json.loads(file.read_bytes()) if file.exists() else {}
-            self.tokenizer, self.vocab_size = self.meta.get("tokenizer", "gpt2"), self.meta.get("vocab_size", 50257)
-            shards = self.meta.get("shards", {}).items()
+            here = self.meta if file.exists() else public
+            self.tokenizer, self.vocab_size, shards = here["tokenizer"], here["vocab_size"], here["shards"]
             if not (type(self.tokenizer) is str and type(self.vocab_size) is int and 0 < self.vocab_size <= MAX_VOCAB
-                    and all(split_of(name) and {"tokens", "sha256"} <= set(shard) for name, shard in shards)):
+                    and all(split_of(name) and type(x["tokens"]) is int and x["sha256"] for name, x in shards.items())):
                 raise ValueError("it is not as data_prep.py writes it")
         except OSError as e:
             raise UserError(f"{file}: {e.strerror}") from None
-        except (ValueError, AttributeError, TypeError) as e:
+        except (ValueError, AttributeError, TypeError, KeyError) as e:
             raise UserError(f"{file}: broken ({type(e).__name__}: {e}): prepare the folder again") from None
         if self.tokenizer not in ("gpt2", "byte"):
             ranks = self.path / Path(self.tokenizer).name
@@ -270,7 +197,8 @@ class Batches:
 
     n_seq: sequences in a step; micro: in one forward pass of one rank; n_micro: such passes of a rank in a step.
     Without --micro_batch a pass has up to 32,768 tokens, or the model's micro_tokens, halved until parameters x tokens
-    are at most 2^44: 32,768 up to 0.5B parameters, 8,192 up to 2.1B. UserError for numbers that do not divide.
+    are at most 2^44: 32,768 up to 0.5B parameters, 8,192 up to 2.1B. UserError for numbers that do not divide, and for
+    a tokenizer that cannot be had where samples need it.
     """
 
     def __init__(self, data, options, ranks, model):
@@ -290,6 +218,9 @@ class Batches:
                             "that a rank has per step")
         self.n_micro = self.per_rank // self.micro
         self.token_bytes = data.token_bytes
+        if options.sample_every:                                            # now, and not in the middle of a run
+            from nanodepth.tokenizers import load_tokenizer
+            self.tokenizer = load_tokenizer(data.tokenizer)
         self.n_epochs = options.max_steps * self.n_seq / data.n_windows(options.seq_len)
 
     def train(self, step):
@@ -313,6 +244,7 @@ class Batches:
 
 def find_folder(name, *places):
     """The data folder that is meant: a path or a name under data/, here, below the places or in the repository."""
+    name = os.path.expanduser(name)
     found = [find(at, *places) for at in (Path(name), Path("data") / name)]
     found = sorted((path for path in found if os.path.isdir(path)), key=lambda path: not any(path.glob("*.bin")))
     return next(iter(found), Path("." if os.path.exists(name) else "data") / name)      # a folder of texts comes last

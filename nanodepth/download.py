@@ -1,15 +1,59 @@
-"""Downloads of token shards that go on where an earlier one stopped."""
-import fcntl
+"""FineWeb-Edu in GPT-2 tokens, downloaded shard by shard; a download that stopped goes on where it was."""
+import hashlib
 import http.client
 import os
-import urllib.error
 import urllib.request
+from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
 from nanodepth.cli import UserError
-from nanodepth.data import HEADER, MAGIC, read_shard
+from nanodepth.data import MAX_VOCAB, read_shard, split_of
+from nanodepth.shards import write_meta
+from nanodepth.tokenizers import load_tokenizer, token_bytes
+
+FINEWEB_URL = "https://huggingface.co/datasets/kjj0/finewebedu10B-gpt2/resolve/main/"
+AGAIN = "run it again, it goes on where it stopped"
+
+
+def download_fineweb_edu(out="data/fineweb-edu", shards=1, base_url=FINEWEB_URL) -> dict:
+    """Train shards 1 ... `shards` and the val shard of FineWeb-Edu as a data folder; returns its meta.json.
+
+    Shards stay `*.part` until all are complete. What is there already is kept. UserError for what goes wrong.
+    """
+    if not 1 <= shards <= 99:
+        raise UserError(f"--shards {shards}: the dataset has the train shards 1 to 99")
+    out = Path(os.path.expanduser(out))
+    out.mkdir(parents=True, exist_ok=True)
+    if other := [p for p in out.iterdir() if split_of(p.name) and not p.name.startswith("finewebedu_")]:
+        raise UserError(f"{other[0]} is of other data: choose another --out")
+    names = ["finewebedu_val_000000.bin"] + [f"finewebedu_train_{i:06d}.bin" for i in range(1, shards + 1)]
+    fresh = [name for name in names if not complete(out / name)]
+    for name in fresh:
+        fetch_shard(base_url.rstrip("/") + "/" + name, out / f"{name}.part")
+    for name in fresh:
+        os.replace(out / f"{name}.part", out / name)
+    return describe(out, base_url)
+
+
+def describe(out, source):
+    """Writes the meta.json of the public shards in a folder; returns what is in it."""
+    try:
+        encoding = load_tokenizer("gpt2")
+        widths, eot = token_bytes(encoding), encoding.eot_token
+    except UserError:                                                   # offline: their bytes stay unknown
+        widths, eot = None, 50256
+    counts, recorded = {split: np.zeros(MAX_VOCAB, np.int64) for split in ("train", "val")}, {}
+    names = sorted(p.name for p in out.iterdir() if split_of(p.name))
+    for name in tqdm(names, desc="checking", unit=" shards", disable=None, leave=False):
+        tokens = read_shard(out / name)
+        for part in np.array_split(tokens, 32):                         # bincount makes int64 of them
+            counts[split_of(name)] += np.bincount(part, minlength=MAX_VOCAB)
+        recorded[name] = {"tokens": len(tokens), "sha256": hashlib.sha256((out / name).read_bytes()).hexdigest()}
+    splits = {split: {"tokens": int(n.sum()), "bytes": None if widths is None else int(n[:len(widths)] @ widths),
+                      "documents": int(n[eot])} for split, n in counts.items()}
+    return write_meta(out, "gpt2", 50257, widths, splits, recorded, source)
 
 
 def complete(path):
@@ -21,45 +65,26 @@ def complete(path):
 
 
 def fetch_shard(url, part):
-    """Downloads a shard to the file `part`, from where an earlier download stopped. Raises UserError in one line."""
-    with open(part, "ab") as f:
-        try:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{part}: another process is downloading it: wait for that one") from None
-        if complete(part):
-            return
-        try:
-            request = urllib.request.Request(url, headers={"Range": f"bytes={f.tell()}-"} if f.tell() else {})
-            with urllib.request.urlopen(request, timeout=60) as reply:
-                if reply.status != 206:                                 # the server sends the whole file
-                    f.truncate(0)
-                have, todo = f.tell() if reply.status == 206 else 0, int(reply.headers["Content-Length"] or 0)
-                with tqdm(total=have + todo, initial=have, desc=part.stem, unit="B", unit_scale=True, disable=None,
-                          leave=False) as bar:
-                    while chunk := reply.read(2**20):
-                        f.write(chunk)
-                        bar.update(len(chunk))
-            f.flush()
-            os.fsync(f.fileno())
-        except urllib.error.HTTPError as e:
-            if e.code == 416:                                         # nothing after what we have, and that is no shard
-                f.truncate(0)
-                raise UserError(f"{url}: the partial file {part} does not belong to it, and was emptied: "
-                                "run it again") from None
-            how = ("run it again later, it goes on where it stopped" if e.code == 429 or e.code >= 500
-                   else "check --url and --shards")
-            raise UserError(f"{url}: the server says {e.code} {e.reason}: {how}") from None
-        except (OSError, http.client.HTTPException, ValueError) as e:
-            reason = getattr(e, "reason", None) or e
-            raise UserError(f"{url}: download failed ({reason}): run it again, it goes on where it stopped") from None
-    size = part.stat().st_size
+    """Downloads a shard to the file `part`, from where an earlier download stopped. UserError if that fails."""
+    if complete(part):
+        return
+    have = part.stat().st_size if part.exists() else 0
+    try:
+        request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            have = have if reply.status == 206 else 0                   # else the server sends the whole file
+            size = have + int(reply.headers["Content-Length"] or 0)
+            with open(part, "ab" if have else "wb") as f, tqdm(
+                    total=size, initial=have, desc=part.stem, unit="B", unit_scale=True, disable=None,
+                    leave=False) as bar:
+                while chunk := reply.read(2**20):
+                    bar.update(f.write(chunk))
+    except (OSError, http.client.HTTPException, ValueError) as e:
+        raise UserError(f"{url}: download failed ({e}): check --url and --shards, or {AGAIN}") from None
+    if part.stat().st_size < size:
+        raise UserError(f"{url}: connection ended early, {part.stat().st_size:,} bytes are here: {AGAIN}")
     try:
         read_shard(part)
     except UserError as e:
-        start = np.fromfile(part, "<i4", 3)
-        if len(start) == 3 and start[0] == MAGIC and size < 4 * HEADER + 2 * int(start[2]):
-            raise UserError(f"{url}: connection ended early, {size:,} bytes are here: run it again, "
-                            "it goes on where it stopped") from None
         part.unlink()                                                   # nothing to go on from
         raise UserError(f"{url}: {str(e).removeprefix(f'{part}: ')}") from None

@@ -1,16 +1,17 @@
 """The LM evaluation harness: an adapter to it, the papers' tables, and associative recall without it."""
 import re
-from itertools import groupby
+import sys
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 import models
 from nanodepth import runs
-from nanodepth.devices import autocast, find_device
 from nanodepth.cli import UserError, one_line, user_errors
+from nanodepth.devices import autocast, find_device
 from nanodepth.tokenizers import run_tokenizer
 
 try:
@@ -49,26 +50,28 @@ GROUPS = {
         "FDA": ("fda", "contains"), "DROP": ("drop_completion", "contains")}),
 }
 MQAR_PAIRS = (4, 8, 16)
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")     # lm_eval's names, in its order
 
 
-def take_rows(held, rows):
-    """A cache of other batch rows: of every tensor in it, at any depth, held[rows]. Counters, of no dimension, stay."""
-    if isinstance(held, torch.Tensor):
-        return held[rows] if held.ndim else held
-    if isinstance(held, (list, tuple)):
-        return type(held)(take_rows(part, rows) for part in held)
-    if isinstance(held, dict):
-        return {key: take_rows(part, rows) for key, part in held.items()}
-    if hasattr(held, "__dict__") and not isinstance(held, torch.nn.Module):
-        vars(held).update(take_rows(vars(held), rows))
-    return held
+def generation(options):
+    """(stop strings, number of tokens) of generation_kwargs. UserError unless they ask for greedy decoding."""
+    sampled = options.get("do_sample")
+    if sampled or sampled is None and (options.get("temperature") or 0) > 0:
+        raise UserError("the task asks for sampling: only greedy decoding is supported")
+    known = {"until", "do_sample", "temperature", "top_p", "top_k", *LENGTHS}
+    if others := [f"{key} {value}" for key, value in options.items() if key not in known and value not in (None, 1)]:
+        raise UserError(f"the task asks for {', '.join(others)}: only greedy decoding is supported")
+    until = options.get("until") or []
+    asked = [options[key] for key in LENGTHS if options.get(key) is not None]
+    return [stop for stop in ([until] if isinstance(until, str) else until) if stop], int([*asked, 256][0])
 
 
 class HarnessLM(TemplateLM):
     """A run folder as a language model of lm_eval: simple_evaluate(model=HarnessLM("runs/gpt-tiny"), tasks=[...]).
 
-    run: run folder of train.py or convert.py. batch_tokens: tokens per forward pass. seq_len: longest input; what is
-    longer loses its beginning. None: the model's max_len. Log-likelihoods are in nats. UserError for an unusable run.
+    run: run folder of train.py or convert.py. batch_tokens: tokens per forward pass. seq_len: longest input; None: the
+    model's max_len. A longer prompt loses its beginning, which a line on stderr says. Log-likelihoods are in nats.
+    UserError for an unusable run.
     """
 
     def __init__(self, run, device="auto", batch_tokens=16384, seq_len=None):
@@ -77,83 +80,69 @@ class HarnessLM(TemplateLM):
         self._device = find_device(device)
         self.model, config = runs.load(run, self._device)
         self.encoding, self.n_vocab = run_tokenizer(run, config), config.get("n_vocab")     # later ids are padding
+        self.bos, ends = (config.get(key, self.encoding.eot_token) for key in ("bos", "eos"))
+        self.ends, self.begin = ends if isinstance(ends, list) else [ends], config.get("begin", [])
         self.batch_tokens, self.seq_len = batch_tokens, seq_len or self.model.config.max_len
         if self.seq_len > self.model.config.max_len:
             raise UserError(f"--seq_len {seq_len} is longer than max_len {self.model.config.max_len} of {run}")
-        self.autocast = autocast(self._device, config["options"]["dtype"])
-        with user_errors():
-            self.Cache = models.cache_class(config["model"])
+        self.name, self.autocast = config["model"], autocast(self._device, config["options"]["dtype"])
 
     @property
     def eot_token_id(self):
-        return self.encoding.eot_token
+        return self.ends[0]
 
-    def tok_encode(self, string, add_special_tokens=None, **kwargs):
-        return self.encoding.encode_ordinary(string)
+    @property
+    def prefix_token_id(self):
+        return self.bos
 
-    def batches(self, groups, extra):
-        """Cuts {context (tuple of tokens): its requests} into batches of contexts of one length.
+    def tok_encode(self, string, add_special_tokens=True, **kwargs):
+        """The tokens of a text, behind what the model's own tokenizer begins every text with (Llama's `<s>`)."""
+        tokens = self.encoding.encode_ordinary(string)
+        begun = add_special_tokens is False or tokens[:len(self.begin)] == self.begin
+        return tokens if begun else [*self.begin, *tokens]
 
-        extra: tokens that will follow each request's context. Longest first: memory runs out at once or not at all.
-        """
-        for length, contexts in groupby(sorted(groups, key=len, reverse=True), key=len):
-            batch, rows, most = [], 0, 0
-            for context in contexts:
-                n, longest = len(groups[context]), max(extra(request) for request in groups[context])
-                if batch and (rows + n) * (length + max(most, longest)) > self.batch_tokens:
-                    yield batch
-                    batch, rows, most = [], 0, 0
-                batch, rows, most = [*batch, context], rows + n, max(most, longest)
-            yield batch
+    def text(self, tokens):
+        return self.encoding.decode([t for t in tokens if t < self.encoding.n_vocab and t not in self.ends])
 
-    def read(self, contexts, room):
-        """Logits (B, V) that follow B contexts of one length, and a Cache that holds them and has room for more."""
-        idx = torch.tensor(contexts, device=self._device)
-        cache = self.Cache(self.model, len(contexts), idx.size(1) + room)
-        norm = getattr(self.model, "final_norm", torch.nn.Identity())       # the head is half of a small model:
-        with norm.register_forward_pre_hook(lambda module, inputs: (inputs[0][:, -1:],)):           # (B, 1, C) for it
-            logits, _ = self.model(idx, cache=cache)
-        return logits[:, -1, :self.n_vocab], cache
+    def prompts(self, contexts, rooms):
+        """The last rooms[i] tokens of each context; says how many are cut. An empty one becomes a beginning of text."""
+        if cut := sum(len(context) > room for context, room in zip(contexts, rooms)):
+            print(f"{cut:,} of {len(contexts):,} prompts do not fit in {self.seq_len:,} tokens with what follows them: "
+                  "their beginnings are cut off", file=sys.stderr)
+        return [context[-room:] or [self.bos] for context, room in zip(contexts, rooms)]
 
     @torch.inference_mode()
     def _loglikelihood_tokens(self, requests, disable_tqdm=False, **kwargs):
-        """[(sum of log p(continuation | context), whether greedy decoding gives it)] of (_, context, continuation)s.
-
-        A context that several continuations share is read once.
-        """
-        groups, scores = {}, [None] * len(requests)
-        for i, (_, context, continuation) in enumerate(requests):
-            if not 0 < len(continuation) <= self.seq_len:
-                raise UserError(f"a continuation of {len(continuation)} tokens: 1 to {self.seq_len} can be scored")
-            shortened = context[-(self.seq_len + 1 - len(continuation)):]
-            groups.setdefault(tuple(shortened), []).append(i)
-        progress = tqdm(total=len(requests), desc="log-likelihoods", disable=disable_tqdm or None, leave=False)
-        with self.autocast, progress as bar:
-            for batch in self.batches(groups, lambda i: len(requests[i][2])):
-                rows = [(at, i) for at, context in enumerate(batch) for i in groups[context]]
-                width = max(len(requests[i][2]) for _, i in rows)
-                tokens = torch.zeros(len(rows), width, dtype=torch.long, device=self._device)
-                for row, (_, i) in enumerate(rows):
-                    tokens[row, :len(requests[i][2])] = torch.tensor(requests[i][2])
-                first, cache = self.read(batch, width - 1)
-                if len(rows) > len(batch):
-                    context_of = torch.tensor([at for at, _ in rows], device=self._device)
-                    cache = take_rows(cache, context_of)
-                rest = self.model(tokens[:, :-1], cache=cache)[0][..., :self.n_vocab] if width > 1 else None
-                for row, (at, i) in enumerate(rows):
-                    n = len(requests[i][2])
-                    logits = first[at, None] if n == 1 else torch.cat((first[at, None], rest[row, :n - 1]))     # (n, V)
-                    logits, wanted = logits.float(), tokens[row, :n]
+        """[(sum of log p(continuation | context), whether greedy decoding gives it)] of (_, context, continuation)s."""
+        _, contexts, continuations = zip(*requests)
+        sizes = [len(continuation) for continuation in continuations]
+        if wrong := [n for n in sizes if not 0 < n <= self.seq_len]:
+            raise UserError(f"a continuation of {wrong[0]} tokens: 1 to {self.seq_len} can be scored")
+        contexts = self.prompts(contexts, [self.seq_len + 1 - n for n in sizes])
+        texts = [torch.tensor([*context, *continuation]) for context, continuation in zip(contexts, continuations)]
+        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))     # memory runs out at once or not at all
+        scores, begin = [None] * len(texts), 0
+        with tqdm(total=len(texts), desc="log-likelihoods", disable=disable_tqdm or None, leave=False) as bar:
+            while begin < len(texts):
+                rows = order[begin:begin + max(1, self.batch_tokens // len(texts[order[begin]]))]
+                tokens = pad_sequence([texts[i] for i in rows], batch_first=True).to(self._device)
+                with self.autocast:
+                    all_logits = self.model(tokens[:, :-1])[0][..., :self.n_vocab]
+                for row, i in enumerate(rows):
+                    end = len(texts[i])
+                    logits = all_logits[row, end - 1 - sizes[i]:end - 1].float()
+                    wanted = tokens[row, end - sizes[i]:end]
                     score = logits.gather(1, wanted[:, None])[:, 0] - logits.logsumexp(-1)
                     scores[i] = (score.sum().item(), bool((logits.argmax(-1) == wanted).all()))
+                begin += len(rows)
                 bar.update(len(rows))
         return scores
 
     def loglikelihood_rolling(self, requests, disable_tqdm=False):
-        """[log p(text)] of whole texts, in windows of seq_len that each token is scored in once, after end-of-text."""
+        """[log p(text)] of whole texts, in windows of seq_len that each token is scored in once, after `bos`."""
         windows = []
         for at, request in enumerate(requests):
-            pieces = get_rolling_token_windows(self.tok_encode(request.args[0]), self.eot_token_id, self.seq_len, 1)
+            pieces = get_rolling_token_windows(self.tok_encode(request.args[0]), self.bos, self.seq_len, 1)
             windows += [(at, *make_disjoint_window(piece)) for piece in pieces]
         totals = [0.0] * len(requests)
         for (at, _, _), (score, _) in zip(windows, self._loglikelihood_tokens(windows, disable_tqdm)):
@@ -162,45 +151,39 @@ class HarnessLM(TemplateLM):
 
     @torch.inference_mode()
     def generate_until(self, requests, disable_tqdm=False):
-        """[greedy continuation, up to a stop string of the request, end-of-text or max_gen_toks (256) tokens]."""
-        groups, texts, limits, stops = {}, [None] * len(requests), [], []
-        for i, request in enumerate(requests):
-            context, options = request.args
-            if options.get("do_sample") or options.get("temperature"):
-                raise UserError("the task asks for sampling: only greedy decoding is supported")
-            until = options.get("until") or []
-            stops.append([stop for stop in ([until] if isinstance(until, str) else until) if stop])
-            limits.append(min(options.get("max_gen_toks", 256), self.seq_len - 1))
-            tokens = self.tok_encode(context) or [self.eot_token_id]
-            groups.setdefault(tuple(tokens[limits[i] - self.seq_len:]), []).append(i)
-        progress = tqdm(total=len(requests), desc="continuations", disable=disable_tqdm or None, leave=False)
-        with self.autocast, progress as bar:
-            for batch in self.batches(groups, lambda i: limits[i]):
-                wanted = [max(limits[i] for i in groups[context]) for context in batch]
-                logits, cache = self.read(batch, max(wanted))
-                made, finished = [[] for _ in batch], [False] * len(batch)
-                while not all(finished):
-                    token = logits.argmax(-1)                               # (B,)
-                    for row, (context, t) in enumerate(zip(batch, token.tolist())):
-                        if not finished[row]:
-                            made[row].append(t)
-                            text = self.text(made[row])
-                            finished[row] = (t == self.eot_token_id or len(made[row]) >= wanted[row]
-                                             or all(any(stop in text for stop in stops[i]) for i in groups[context]))
-                    if not all(finished):
-                        logits = self.model(token[:, None], cache=cache)[0][:, -1, :self.n_vocab]
-                for row, context in enumerate(batch):
-                    for i in groups[context]:
-                        text = self.text(made[row][:limits[i]])
-                        texts[i] = text[:min((text.find(stop) for stop in stops[i] if stop in text), default=None)]
-                bar.update(sum(len(groups[context]) for context in batch))
-        return texts
+        """[greedy continuation, up to a stop string of the request, the end of the text or max_gen_toks tokens].
 
-    def text(self, tokens):
-        return self.encoding.decode([t for t in tokens if t < self.encoding.n_vocab and t != self.eot_token_id])
+        At least half of the window is the prompt's.
+        """
+        with user_errors():
+            Cache = models.cache_class(self.name)
+        contexts = [self.tok_encode(request.args[0]) for request in requests]
+        stops, asked = zip(*(generation(request.args[1]) for request in requests))
+        limits = [min(n, max(self.seq_len // 2, self.seq_len - max(1, len(context))))
+                  for n, context in zip(asked, contexts)]
+        if fewer := sum(limit < n for limit, n in zip(limits, asked)):
+            print(f"{fewer:,} of {len(asked):,} continuations get fewer than the {max(asked):,} tokens that the task "
+                  f"asks for: {self.seq_len:,} are the prompt's and theirs together", file=sys.stderr)
+        contexts, texts = self.prompts(contexts, [self.seq_len - n for n in limits]), []
+        bar = tqdm(zip(contexts, limits, stops), "continuations", len(asked), disable=disable_tqdm or None, leave=False)
+        with self.autocast:
+            for context, limit, stop in bar:
+                cache, new, made, found = Cache(self.model, 1, len(context) + limit), context, [], []
+                while not found and len(made) < limit and not set(self.ends) & set(made):
+                    logits = self.model(torch.tensor([new], device=self._device), cache=cache)[0]
+                    new = [logits[0, -1, :self.n_vocab].argmax().item()]
+                    made += new
+                    text = self.text(made)
+                    found = [text.find(word) for word in stop if word in text]
+                texts.append(text[:min(found, default=None)])
+        return texts
 
 
 # ------------------------------------------------------------------------------------------------------------ the tasks
+
+
+COMPLETION = {"triviaqa_completion": "hazyresearch/based_triviaqa", "nq_completion": "hazyresearch/based_nq_2048",
+              "drop_completion": "hazyresearch/based_drop"}
 
 
 def completion_task(name, dataset):
@@ -224,10 +207,6 @@ def completion_task(name, dataset):
             "metric_list": [{"metric": "contains", "aggregation": "mean", "higher_is_better": True}]}
 
 
-COMPLETION = {"triviaqa_completion": "hazyresearch/based_triviaqa", "nq_completion": "hazyresearch/based_nq_2048",
-              "drop_completion": "hazyresearch/based_drop"}
-
-
 def task_names(tasks, task_dir):
     """(groups of the papers, other tasks, lm_eval's task manager) of --tasks. UserError for a name that nothing has."""
     harness_version()
@@ -235,34 +214,26 @@ def task_names(tasks, task_dir):
         raise UserError(f"--task_dir {task_dir} is not a folder")
     from lm_eval.tasks import TaskManager                                   # slow to import
     manager = TaskManager(include_path=task_dir, include_defaults=not task_dir)
-    groups = [name for name in tasks if name in GROUPS]
-    single = [name for name in tasks if name not in GROUPS]
+    groups, single = ([name for name in tasks if (name in GROUPS) == known] for known in (True, False))
     known = {*manager.all_tasks, *({} if task_dir else COMPLETION)}
     for name in (*single, *(task for group in groups for task, _ in GROUPS[group][1].values())):
         if name not in known:
-            where = f"in {task_dir}" if task_dir else "in lm_eval"
-            raise UserError(f"no task {name!r} {where}; groups are {', '.join(GROUPS)} and mqar")
+            raise UserError(f"no task {name!r} in {task_dir or 'lm_eval'}; groups are {', '.join(GROUPS)} and mqar")
     return groups, single, manager
 
 
 def run_tasks(lm, names, manager, num_fewshot, limit):
-    """lm_eval's results of some tasks: {task: {"acc,none": ..., "acc_stderr,none": ...}}.
-
-    UserError for tasks that do not load.
-    """
+    """lm_eval's results: {task: {"acc,none": ..., "acc_stderr,none": ...}}. UserError for tasks that do not load."""
     specs = [name if name in manager.all_tasks else completion_task(name, COMPLETION[name]) for name in names]
     try:
         loaded = manager.load(specs)
-    except OSError as e:                                                    # ConnectionError is one
-        raise UserError(f"the data of {', '.join(names)} cannot be had ({one_line(e)}): they are downloaded once; "
-                        "or give --task_dir with task files of your own") from None
     except Exception as e:                                                  # a broken task file raises anything
-        raise UserError(f"{', '.join(names)} cannot be loaded: {type(e).__name__}: {one_line(e)}") from None
+        raise UserError(f"{', '.join(names)} cannot be loaded ({type(e).__name__}: {one_line(e)}): lm_eval downloads "
+                        "data once; or give --task_dir with task files of your own") from None
     for task in loaded["tasks"].values():
         shots = task.get_config("num_fewshot")
-        if num_fewshot is not None and shots != 0:                          # 0: the task's form has none
-            shots = num_fewshot
-        task.set_config(key="num_fewshot", value=shots or 0)
+        keep = num_fewshot is None or shots == 0                            # 0: the task's form has none
+        task.set_config(key="num_fewshot", value=(shots if keep else num_fewshot) or 0)
         task.set_fewshot_seed(seed=1234)
     with user_errors():                                                     # what lm_eval says of a task's settings
         return lm_eval.evaluate(lm, task_dict=loaded, limit=limit, bootstrap_iters=1000, log_samples=False)["results"]
@@ -290,8 +261,7 @@ def benchmarks(run, args, groups, single, manager):
             value, error = (results[task].get(f"{name},{kind or 'none'}") for name in (metric, f"{metric}_stderr"))
             scale = 100 if metric in ("acc", "acc_norm", "contains", "exact_match") else 1
             table[column] = (scale * value, scale * error if isinstance(error, float) else None)
-            if scale == 100:
-                accuracies.append(scale * value)
+            accuracies += [scale * value] * (scale == 100)
         if group:
             table["Avg."] = (sum(accuracies) / len(accuracies), None)
         tables.append((f"{group or 'tasks'}{'' if shots is None else f', {shots}-shot'}", table))

@@ -1,5 +1,6 @@
-"""What a training step and decoding cost on this machine: times, memory, and the bytes that compiled kernels move."""
+"""What a training step and a decoded token cost on this machine: time, memory, and bytes moved by compiled kernels."""
 import copy
+import gc
 import json
 import logging
 import os
@@ -7,26 +8,29 @@ import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import quantiles
 
 import torch
 import torch._inductor.compile_fx
 import torch._inductor.metrics
-from torch import nn
 from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.benchmark import Timer
 
 import models
 import muon
 import probes
-from nanodepth.devices import autocast, cast_weights, flops_per_token
 from nanodepth.cli import UserError, parse_spec, pick, same_shape, user_errors
+from nanodepth.devices import autocast, cast_weights, flops_per_token
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")                             # torch's profiler says when it starts
 
 
 class Row:
-    """One model under test. args: seq_len, dtype, compile, prompt and new_tokens of bench.py."""
+    """One model under test. args: those of bench.py, with the device and with ids, which are (idx, targets) (B, T).
+
+    against: the spec of the gpt to compare it with. Nothing is on the device before start() and after free().
+    """
 
     def __init__(self, spec, args, shape):
         self.label, self.args = spec, args
@@ -34,33 +38,36 @@ class Row:
         for key in ("vocab_size", "max_len"):
             if options.get(key, shape[key]) < shape[key]:
                 raise UserError(f"{spec}: {key} must be at least {shape[key]:,}, that of the tokens it reads")
-        own, base = models.module(self.name).Config, models.module("gpt").Config
-        torch.manual_seed(0)
-        with user_errors(f"{spec}: "):
-            self.model = models.build(self.name, **pick(own, {**shape, **options}))
-            asked = {"norm_eps": base.norm_eps, **shape, **options}                 # an eps of its own costs nothing
-            self.shape = asdict(base(**same_shape(own, base, asked)))               # of the gpt to compare with
-        self.n_params = sum(p.numel() for p in self.model.parameters())
-        self.flops = flops_per_token(self.model, args.seq_len)
-        self.decode_times, self.decoder = [], None
+        file, gpt = models.module(self.name), models.module("gpt").Config
+        asked = {"norm_eps": gpt.norm_eps, **shape, **options}                      # an eps of its own costs nothing
+        with user_errors(f"{spec}: "), torch.device("meta"):
+            self.config = models.config(self.name, **pick(file.Config, {**shape, **options}))
+            model = file.Model(self.config)
+            plain, same = asdict(gpt(**pick(gpt, shape))), asdict(gpt(**same_shape(file.Config, gpt, asked)))
+            self.cache_class = models.cache_class(self.name) if args.decode else getattr(file, "Cache", None)
+        differences = [f"{key}={value}" for key, value in same.items() if value != plain[key]]
+        self.against = "gpt" if self.name == "gpt" else ":".join(["gpt", *differences])
+        self.n_params = sum(p.numel() for p in model.parameters())
+        self.flops = flops_per_token(model, args.seq_len)
+        self.autocast = autocast(args.device, args.dtype)
+        self.model = self.decoder = None
 
     def costs(self):
         """What the model adds to gpt by its costs(): (parameters, FLOPs per token, numbers read per token), or None."""
         costs = probes.of(self.name, "costs")
-        return costs(self.model.config, self.args.seq_len) if costs and models.baseline(self.name) == "gpt" else None
+        return costs(self.config, self.args.seq_len) if costs and models.baseline(self.name) == "gpt" else None
 
-    def place(self, device, batch):
-        """Random weights on the device; batch: idx and targets (B, T)."""
-        self.device, (self.idx, self.targets) = device, batch
+    def start(self):
+        """The model on the device. If it is to train: also its optimizers, a first step, which compiles, and the peak.
+        """
+        torch.manual_seed(0)
+        self.model = models.module(self.name).Model(self.config)
         with torch.no_grad():
             for p in self.model.parameters():                                       # zeros are quicker to multiply
                 p.add_(torch.randn_like(p) * 0.02)
-        self.model.to(device).train()
-        self.autocast = autocast(device, self.args.dtype)
-
-    def start(self, device, batch):
-        """Optimizers, and the first step, which compiles."""
-        self.place(device, batch)
+        self.model.to(self.args.device).train()
+        if self.args.decode:
+            return
         self.optimizers = muon.optimizers(self.model, "muon", 0.005, 0.001, 0.1, None,
                                           torch.bfloat16 if self.args.dtype == "bf16" else None)
         if self.args.compile:
@@ -70,28 +77,33 @@ class Row:
         self.first = sum(self.step())
         self.breaks = sum(counters["graph_break"].values())
         self.bytes = torch._inductor.metrics.num_bytes_accessed
-        self.step()
+        self.peak = self.peak_bytes()
+
+    def free(self):
+        """Takes everything off the device."""
+        self.model = self.optimizers = self.decoder = self.cache = self.forward = None
+        gc.collect()
+        if self.args.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def step(self):
         """Seconds of forward, backward, optimizer."""
-        marks = [now(self.device)]
+        device, marks = self.args.device, [now(self.args.device)]
         with self.autocast:
-            loss = self.model(self.idx, self.targets)[1]
-        marks.append(now(self.device))
+            loss = self.model(*self.args.ids)[1]
+        marks.append(now(device))
         loss.backward()
-        marks.append(now(self.device))
+        marks.append(now(device))
         for opt in self.optimizers:
             opt.step()
             opt.zero_grad(set_to_none=True)
-        marks.append(now(self.device))
+        marks.append(now(device))
         return [b - a for a, b in zip(marks, marks[1:])]
 
     def peak_bytes(self):
-        """Peak of what one step holds: own parameters and optimizer state, and what it allocates beyond them."""
-        held = list(self.model.parameters()) + [t for o in self.optimizers for s in o.state.values()
-                                                for t in s.values() if torch.is_tensor(t)]
-        own = sum(t.numel() * t.element_size() for t in held)
-        if self.device.type == "cuda":
+        """The most that one step holds: this model's parameters and optimizer state, and what the step allocates."""
+        own = sum(t.nbytes for t in [*self.model.parameters(), *tensors_of([o.state for o in self.optimizers])])
+        if self.args.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
             self.step()
@@ -103,39 +115,39 @@ class Row:
             events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
         return own + max(e["args"]["Total Allocated"] for e in events if e.get("name") == "[memory]")
 
+    def prepare_decoding(self, context):
+        """A cache that holds `context` tokens and has room for the new ones, batch 1; decodes once, which compiles.
+
+        The context is noise, not read token by token: the time of a step does not depend on the numbers.
+        """
+        if self.decoder is None:
+            model = self.model if self.args.decode else copy.deepcopy(self.model)   # gpt goes on training
+            self.decoder = cast_weights(model, self.args.dtype).eval()
+        self.context, self.cache = context, self.new_cache(context + self.args.new_tokens)
+        for t in tensors_of(self.cache):
+            t.normal_()
+        forward = self.decoder.forward
+        self.forward = torch.compile(forward, fullgraph=True, dynamic=False) if self.args.compile else forward
+        self.decode()
+
+    def new_cache(self, length):
+        with self.autocast:
+            return self.cache_class(self.decoder, 1, length)
+
     @torch.no_grad()
     def decode(self):
-        """(seconds to the first token, seconds per further token), greedy, batch 1."""
-        prompt, seconds = self.idx.reshape(1, -1)[:, :self.args.prompt], []
-        if self.decoder is None:
-            self.decoder = cast_weights(copy.deepcopy(self.model), self.args.dtype).eval()
-        for n in (1, self.args.new_tokens):
-            begin = now(self.device)
-            with self.autocast:
-                self.decoder.generate(prompt, n, temperature=0, compile=self.args.compile)
-            seconds.append(now(self.device) - begin)
-        return seconds[0], (seconds[1] - seconds[0]) / (self.args.new_tokens - 1)
-
-    def cache(self, length):
-        """A cache for batch 1, and all tensors in it but the position."""
-        with self.autocast:
-            cache = models.cache_class(self.name)(self.model, 1, length)
-        return cache, tensors_of(cache)
-
-    @torch.no_grad()
-    def decode_after(self, step, cache, context):
-        """Seconds per token, greedy, batch 1; step: the model's forward, perhaps compiled."""
-        token = self.idx[:1, :1]
-        cache.pos.fill_(context)
-        begin = now(self.device)
+        """Seconds per new token after the context, greedy."""
+        token = torch.zeros(1, 1, dtype=torch.long, device=self.args.device)
+        self.cache.pos.fill_(self.context)
+        begin = now(self.args.device)
         with self.autocast:
             for _ in range(self.args.new_tokens):
-                token = step(token, cache=cache)[0][:, -1:].argmax(-1)
-        return (now(self.device) - begin) / self.args.new_tokens
+                token = self.forward(token, cache=self.cache)[0][:, -1:].argmax(-1)
+        return (now(self.args.device) - begin) / self.args.new_tokens
 
 
 def tensors_of(held):
-    """All tensors in the lists and objects that a cache holds, but its position ()."""
+    """All tensors in lists, dictionaries and objects such as a cache, but for scalars like its position."""
     if torch.is_tensor(held):
         return [held] if held.ndim else []
     if not isinstance(held, (list, tuple)):
@@ -157,44 +169,14 @@ def now(device):
     return time.perf_counter()
 
 
-def quickest(device, work):
-    """Least seconds of work() over ten repeats."""
-    seconds = []
-    for _ in range(10):
-        begin = now(device)
-        work()
-        seconds.append(now(device) - begin)
-    return min(seconds)
-
-
 def limits(device, dtype):
-    """(FLOP/s of a large matrix product, bytes/s read plus written of a large copy), both measured."""
-    n = 8192 if device.type == "cuda" else 2048
-    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
-    big = torch.randn(2 ** 28 if device.type == "cuda" else 2 ** 26, device=device)
-    to = torch.empty_like(big)
-    return 2 * n ** 3 / quickest(device, lambda: a @ b), 2 * big.nbytes / quickest(device, lambda: to.copy_(big))
-
-
-def optimizer_times(row, rounds):
-    """{name: median milliseconds} of one step of some optimizers on copies of a model's matrices."""
-    def copies():
-        params = [nn.Parameter(p.detach().clone()) for p in muon.split_params(row.model)[0]]
-        for p in params:
-            p.grad = torch.randn_like(p)
-        return params
-
-    under_test = {"muon.py in fp32": muon.Muon(copies(), 0.005, 0.1),
-                  "muon.py in bf16": muon.Muon(copies(), 0.005, 0.1, dtype=torch.bfloat16),
-                  "torch.optim.Muon (always bf16)": torch.optim.Muon(copies(), 0.005, weight_decay=0.1),
-                  "torch.optim.AdamW (fused)": torch.optim.AdamW(copies(), 0.001, weight_decay=0.1, fused=True)}
-    seconds = {name: [] for name in under_test}
-    for _ in range(rounds + 1):
-        for name, opt in under_test.items():
-            begin = now(row.device)
-            opt.step()
-            seconds[name].append(now(row.device) - begin)
-    return {name: median(values[1:]) * 1000 for name, values in seconds.items()}
+    """What the device can do: FLOP/s of a large matrix product, bytes/s that a large copy reads and writes."""
+    n, size = (8192, 2 ** 28) if device.type == "cuda" else (2048, 2 ** 26)
+    a, big = torch.randn(n, n, device=device, dtype=dtype), torch.randn(size, device=device)
+    named = {"a": a, "big": big, "to": torch.empty_like(big)}
+    product, copied = (Timer(work, globals=named, num_threads=torch.get_num_threads()).blocked_autorange().median
+                       for work in ("a @ a", "to.copy_(big)"))
+    return {"matmul_flops_per_s": 2 * n ** 3 / product, "copy_bytes_per_s": 2 * big.nbytes / copied}
 
 
 def ratio(ours, base):
@@ -205,17 +187,12 @@ def ratio(ours, base):
 
 
 def across(model, world, optimizer, dtype):
-    """Bytes per rank when train.py runs on `world` ranks (DDP): {"held", "gradients", "updates"}.
-
-    held: fp32 weights, gradients and optimizer state, which last from step to step; activations and the bf16 copies of
-    the weights come on top. gradients, updates: sent by each rank in a step, in rings: the all-reduce of the gradients,
-    and Muon's all-gather of the largest share of updates in the run's precision.
-    """
+    """Bytes per rank when train.py runs on `world` ranks: {"held", "gradients", "updates"}, see docs/many-gpus.md."""
     shapes = {}
     for p in muon.split_params(model)[0]:
         shapes.setdefault(p.shape, []).append(p.numel())
     order = sum(shapes.values(), [])                                                # shared out in turn, shape by shape
     n, n_muon = sum(p.numel() for p in model.parameters()), sum(order) * (optimizer == "muon")
     share = max(sum(order[r::world]) for r in range(world)) * (optimizer == "muon")
-    return {"held": 4 * n + 4 * n + 4 * n_muon + 8 * (n - n_muon), "gradients": 8 * n * (world - 1) // world,
+    return {"held": 16 * n - 4 * n_muon, "gradients": 8 * n * (world - 1) // world,
             "updates": (world - 1) * share * (2 if dtype == "bf16" else 4)}

@@ -1,5 +1,9 @@
 """Tokenizers: GPT-2's, bytes, a file of merge ranks, a run's own."""
 import base64
+import importlib
+import os
+import re
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,58 +15,75 @@ from nanodepth.data import MAX_VOCAB
 EOT = "<|endoftext|>"
 # GPT-2's pattern: contractions, words, numbers, punctuation, white space; a leading space goes with the word
 SPLIT_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+# A run of white space before a word that is close to the million at which tiktoken's regex fails. Rust's \s is Python's
+# without \x1c-\x1f.
+SPACES = re.compile(r"(?<![^\S\x1c-\x1f])[^\S\x1c-\x1f]{500000,}(?=[\S\x1c-\x1f])")
 
 
-def load_tokenizer(name) -> tiktoken.Encoding:
+def package(name, what):
+    """An optional package's module. UserError saying what needs it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise UserError(f"{what} needs the package {name}: pip install {name}") from None
+
+
+def pieces(text):
+    """The text in pieces that have the same tokens as the whole, without a million spaces in a row before a word.
+
+    The last of them goes with the word and not with the others, so we cut before it.
+    """
+    cuts = [run.end() - 1 for run in SPACES.finditer(text)] if len(text) > 500_000 else []
+    return [text[a:b] for a, b in pairwise([0, *cuts, len(text)])]
+
+
+class Tokenizer(tiktoken.Encoding):
+    """tiktoken's, which also takes a million spaces in a row."""
+
+    def encode_ordinary(self, text):
+        return list(chain.from_iterable(map(super().encode_ordinary, pieces(text))))
+
+
+def load_tokenizer(name) -> Tokenizer:
     """The tokenizer `gpt2`, `byte` (ids are byte values, 256 ends a text), or that of a file of merge ranks.
 
     The file has a line `BASE64 RANK` per token (tiktoken's format); its end-of-text id is the number of ranks, and it
     splits text like GPT-2. UserError for a missing or broken file, and for gpt2 when its vocabulary cannot be had.
     """
-    name = str(name)
-    if name == "gpt2":
-        try:
-            return tiktoken.get_encoding("gpt2")
-        except (OSError, ValueError) as e:                       # requests' errors are OSErrors; ValueError: wrong hash
-            raise UserError(f"tokenizer gpt2 needs its vocabulary once from the network ({type(e).__name__}): "
-                            "connect once, or set TIKTOKEN_CACHE_DIR to a folder that has it, "
-                            "or prepare the text with --tokenizer byte") from None
+    name = os.path.expanduser(name)
     if name == "byte":
-        ranks, pattern = {bytes([i]): i for i in range(256)}, "(?s:.)"
-        return tiktoken.Encoding("byte", pat_str=pattern, mergeable_ranks=ranks, special_tokens={EOT: 256})
-    ranks = read_ranks(name)
-    return tiktoken.Encoding(Path(name).stem, pat_str=SPLIT_PATTERN, mergeable_ranks=ranks,
-                             special_tokens={EOT: len(ranks)})
+        ranks = {bytes([i]): i for i in range(256)}
+    elif name == "gpt2":
+        try:
+            ranks = tiktoken.get_encoding("gpt2")._mergeable_ranks
+        except (OSError, ValueError) as e:                       # requests' errors are OSErrors; ValueError: wrong hash
+            raise UserError(f"tokenizer gpt2 needs its vocabulary once from the network ({type(e).__name__}): connect "
+                            "once, or set TIKTOKEN_CACHE_DIR to a folder that has it, or prepare the text with "
+                            "--tokenizer byte") from None
+    else:
+        ranks = read_ranks(name)
+    pattern = "(?s:.)" if name == "byte" else SPLIT_PATTERN
+    return Tokenizer(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={EOT: len(ranks)})
 
 
 def read_ranks(name) -> dict:
     """{token in bytes: its rank} of a file of merge ranks. UserError unless they give any text uint16 tokens."""
     try:
-        lines = Path(name).read_bytes().splitlines()
+        lines = [line.split() for line in Path(name).read_bytes().splitlines()]
+        ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
+        if sorted(ranks.values()) == [*range(len(lines))] and {bytes([i]) for i in range(256)} <= ranks.keys() and (
+                len(ranks) < MAX_VOCAB):
+            return ranks
     except OSError as e:
-        raise UserError(f"tokenizer {name!r}: {e.strerror}: use gpt2, byte, "
-                        "or the path of a file of merge ranks") from None
-    ranks = {}
-    for i, line in enumerate(lines, 1):
-        try:
-            token, rank = line.split()
-            ranks[base64.b64decode(token, validate=True)] = int(rank)
-        except ValueError:
-            raise UserError(f"{name}:{i}: not a merge rank: {line[:40]!r}: "
-                            "a line is a base64 token, a space, its rank") from None
-    if sorted(ranks.values()) != list(range(len(lines))):
-        raise UserError(f"{name}: the ranks of its {len(lines):,} lines are not 0 to {len(lines) - 1:,}, each once")
-    missing = [i for i in range(256) if bytes([i]) not in ranks]
-    if missing:
-        raise UserError(f"{name}: no rank for the byte {missing[0]} ({len(missing)} of 256 are missing): "
-                        "some text has no tokens")
-    if len(ranks) >= MAX_VOCAB:
-        raise UserError(f"{name}: {len(ranks):,} ranks and end-of-text do not fit in uint16 tokens: "
-                        f"at most {MAX_VOCAB - 1:,}")
-    return ranks
+        raise UserError(f"tokenizer {name!r}: {e.strerror}: use gpt2, byte, or the path of a file of merge "
+                        "ranks") from None
+    except ValueError:
+        pass
+    raise UserError(f"{name}: not a file of merge ranks: a line is a token in base64, a space, its rank; the ranks are "
+                    f"0, 1, 2, ..., each once; all 256 bytes are tokens; there are at most {MAX_VOCAB - 1:,}")
 
 
-def run_tokenizer(run, config) -> tiktoken.Encoding:
+def run_tokenizer(run, config):
     """The tokenizer of a run folder with this config: its own file if it has one, else gpt2 or byte.
 
     tokenizer.json, in folders that convert.py made, is read by the package tokenizers. Raises UserError.
@@ -77,10 +98,7 @@ class JsonTokenizer:
     """A tokenizer.json of Hugging Face with the four members of a tiktoken.Encoding that we use."""
 
     def __init__(self, path):
-        try:
-            import tokenizers
-        except ImportError:
-            raise UserError(f"{path} needs the package tokenizers: pip install tokenizers") from None
+        tokenizers = package("tokenizers", path)
         try:
             self.inner = tokenizers.Tokenizer.from_file(str(path))
         except Exception as e:                                          # it raises bare Exceptions
@@ -88,10 +106,10 @@ class JsonTokenizer:
         self.inner.no_truncation()                                      # settings of training, not of the text
         self.inner.no_padding()
         self.n_vocab = self.inner.get_vocab_size()
-        found = [self.inner.token_to_id(name) for name in (EOT, "<|end_of_text|>", "</s>")]
-        if all(i is None for i in found):
+        ends = [name for name in (EOT, "<|end_of_text|>", "</s>") if self.inner.token_to_id(name) is not None]
+        if not ends:
             raise UserError(f"{path}: no end-of-text token ({EOT}, <|end_of_text|> or </s>)")
-        self.eot_token = next(i for i in found if i is not None)
+        self.eot_token = self.inner.token_to_id(ends[0])
 
     def encode_ordinary(self, text):
         return self.inner.encode(text, add_special_tokens=False).ids
@@ -114,14 +132,10 @@ def train_bpe(texts, n_vocab: int, path):
     Raises UserError without the optional package rustbpe, for n_vocab outside 257 ... 65,536, and for too little text.
     """
     if not 257 <= n_vocab <= MAX_VOCAB:
-        raise UserError(f"a vocabulary of {n_vocab} is not possible: 256 bytes and end-of-text make 257, "
-                        f"uint16 ends at {MAX_VOCAB}")
-    try:
-        import rustbpe
-    except ImportError:
-        raise UserError("learning a vocabulary needs the package rustbpe: pip install rustbpe") from None
-    learner = rustbpe.Tokenizer()
-    learner.train_from_iterator(texts, n_vocab - 1, pattern=SPLIT_PATTERN)
+        raise UserError(f"a vocabulary of {n_vocab} is not possible: 256 bytes and end-of-text make 257, uint16 ends "
+                        f"at {MAX_VOCAB}")
+    learner = package("rustbpe", "learning a vocabulary").Tokenizer()
+    learner.train_from_iterator((piece for text in texts for piece in pieces(text)), n_vocab - 1, pattern=SPLIT_PATTERN)
     ranks = sorted(learner.get_mergeable_ranks(), key=lambda pair: pair[1])
     if len(ranks) < n_vocab - 1:
         raise UserError(f"a vocabulary of {n_vocab:,} cannot be learnt from so little text: at most {len(ranks) + 1:,}")

@@ -5,7 +5,6 @@ from probes import watch
 
 
 def costs(c, T):
-    """(parameters, forward FLOPs per token, numbers read per token) beyond gpt.py's, in a context of T tokens."""
     biased, learned = c.position in ("kerple", "alibi"), 2 * c.n_head * (c.position == "kerple")
     taps = c.kernel * c.width * c.n_head * (1 + biased) + c.kernel * c.n_head * c.width
     params = taps + c.width if c.kernel else 0
@@ -25,7 +24,6 @@ def neutral(model):
 
 
 def stats(model, idx):
-    """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
     biases, T, out = [block.attn.score_bias for block in model.blocks], idx.size(1), {}
     if model.config.kernel:
         out = {"delta": [], "neighbours": []}

@@ -37,7 +37,6 @@ def mixtures(model, queries, keys):
 
 
 def stats(model, idx):
-    """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
     seen = watch(model, idx, [part for pair in zip(*watched(model).values()) for part in pair])
     shares = mixtures(model, seen[::2], seen[1::2])
     return {"earlier_values": [1 - a[..., layer].mean().item() for layer, a in enumerate(shares)]}

@@ -10,7 +10,6 @@ def costs(c, T):
 
 
 def stats(model, idx):
-    """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
     streams = [F.normalize(x, dim=-1) for x in watch(model, idx, [model.embed, *model.blocks])]
     chords = [(b - a).norm(dim=-1) for a, b in zip(streams, streams[1:])]
     angles = {"angle": [2 * (c / 2).clamp(max=1.0).asin().mean().item() for c in chords]}    # radians of a block's turn

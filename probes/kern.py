@@ -13,7 +13,6 @@ def costs(c, T):
 
 
 def stats(model, idx):
-    """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
     tops = [r.topk(model.config.top_k) for r in watch(model, idx, [block.mlp.router for block in model.blocks])]
     gammas = [float(block.mlp.gamma) for block in model.blocks]
     loads = [top.indices[top.values > 0].bincount(minlength=model.config.n_expert) for top in tops]

@@ -1,10 +1,6 @@
 """What is known about muddformer.py, and what to watch in a trained one; also for other models with its connections."""
-import math
-
 import torch
 
-from nanodepth.pictures import figure, heat
-from nanodepth.record import part
 from probes import watch
 
 
@@ -36,20 +32,18 @@ def costs(c, T):
 
 
 def aggregates(model):
-    """{i: (what mixes after block i, its streams, its sources)}; the stream x is for all inputs."""
+    """{i: (what mixes after block i, the names of the inputs that each of its streams makes, its sources)}."""
     found = {}
-    for i, aggregate in enumerate(model.aggregate, start=1):
-        if aggregate is not None:                                                   # as in some of muddformer_ablations
-            n, S = aggregate.a.shape
-            streams = "".join(getattr(aggregate, "streams", "qkvr" if n == 4 else "r"))
-            streams = "x" if n == 1 and streams == "qkvr" else streams
-            found[i] = aggregate, streams, list(getattr(aggregate, "sources", range(S)))
+    for i, m in enumerate(model.aggregate, start=1):
+        if m is not None:                                                           # as in some of muddformer_ablations
+            n, S = m.a.shape
+            found[i] = m, getattr(m, "streams", "qkvr" if n == 4 else "r"), getattr(m, "sources", range(S))
     return found
 
 
 def generators(model):
     """The maps that end in dynamic weights: none if they are static."""
-    return [aggregate.w2 for aggregate, *_ in aggregates(model).values() if aggregate.w2 is not None]
+    return [m.w2 for m, *_ in aggregates(model).values() if m.w2 is not None]
 
 
 def weights(model, generated):
@@ -60,7 +54,6 @@ def weights(model, generated):
 
 
 def stats(model, idx):
-    """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
     A = weights(model, watch(model, idx, generators(model))).values()
     return {"on_last": [a[..., -1].mean().item() for a in A],                   # of X_i: first 1 (pre_post_norm: 0)
             "on_earlier": [a[..., :-1].abs().sum(-1).mean().item() for a in A]} if A else {}
@@ -89,60 +82,10 @@ def depth_matrix(model, record):
             A[name][..., 2 * i - 1, :] = rows["r"] + (0 if record.parallel else eye[2 * i - 1])
         X.append(rows["r"] + eye[2 * i - 1] + eye[2 * i])
         rows = dict.fromkeys("qkvr", X[i])
-        _, names, sources = found.get(i, (None, "", []))
-        for c, name in enumerate(names):
+        _, streams, sources = found.get(i, (None, "", []))
+        for c, names in enumerate(streams):
             mixed = sum(made[i][..., c, j, None] * X[source] for j, source in enumerate(sources))
-            rows |= dict.fromkeys("qkvr" if name == "x" else name, mixed)
+            rows |= dict.fromkeys(names, mixed)
     for name in "qkvr":
         A[name][..., n - 1, :] = rows["r"]
     return A
-
-
-def observe(model, record):
-    """Mean norms of the X_j as the aggregates see them, and mean and mean square of their weights."""
-    L = len(model.blocks)
-    X = [record.outputs[0]]
-    X += [record.reads[2 * i] + record.outputs[2 * i + 1] + record.outputs[2 * i + 2] for i in range(L)]
-    X = [norm(x) for norm, x in zip(getattr(model, "pre_norms", [lambda x: x] * len(X)), X)]
-    out = {"dynamic_norm": torch.stack([x.norm(dim=-1).mean() for x in X])}
-    for i, w in weights(model, record.outputs_of("generators")).items():
-        w = w.double().expand(*X[0].shape[:2], -1, -1)
-        out |= {f"dynamic.{i}": w.mean((0, 1)), f"dynamic_square.{i}": w.square().mean((0, 1))}
-    return out
-
-
-def numbers(model, means, batches, quiet_ids):
-    """Appendix G: mean and deviation of the weights, times the mean norm of what they weigh, by place."""
-    out, squares, found = {}, part(means, "dynamic_square"), aggregates(model)
-    for i, w in part(means, "dynamic").items():
-        _, names, sources = found[int(i)]
-        norm, sd = means["dynamic_norm"][sources], (squares[i] - w.square()).clamp(min=0).sqrt()
-        out[i] = {"streams": names, "sources": sources, "mean": (w * norm).tolist(), "sd": (sd * norm).tolist()}
-    return {"dynamic": out}
-
-
-def draw_dynamic(found):
-    """Figures 12 and 13: the numbers above, a row of panels for the mean and one for the deviation of each run."""
-    fig, axes = figure(2 * len(found), 4, (16, 6.6 * len(found)))
-    for row, (run, kind) in zip(axes, [(run, kind) for run in found for kind in ("mean", "sd")]):
-        places = {int(i): d for i, d in found[run]["dynamic"].items()}
-        streams = [s for s in "xqkvr" if any(s in d["streams"] for d in places.values())]  # x: one for all inputs
-        for ax in row[len(streams):]:
-            ax.axis("off")
-        for ax, s in zip(row, streams):
-            L = max(places)
-            matrix = [[math.nan] * (L + 1) for _ in range(L)]
-            for i, d in places.items():
-                if s in d["streams"]:
-                    for j, x in zip(d["sources"], d[kind][d["streams"].index(s)]):
-                        matrix[i - 1][j] = x
-            top = max(abs(x) for cells in matrix for x in cells if not math.isnan(x)) or 1.0
-            look = dict(cmap="RdBu_r", vmin=-top) if kind == "mean" else dict(cmap="viridis", vmin=0)
-            image = heat(ax, matrix, f"{run}: {kind}, stream {s.upper()}", "source (0: embedding)", "after block",
-                         (1, 0), vmax=top, **look)
-            fig.colorbar(image, ax=ax)
-    fig.suptitle("weights over earlier outputs, times the mean norm of the output", fontsize=11)
-    return fig
-
-
-PICTURES = {"dynamic": draw_dynamic}

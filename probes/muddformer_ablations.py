@@ -2,10 +2,7 @@
 import torch
 
 from models.more.muddformer_ablations import Model
-from probes.muddformer import (
-    PICTURES, aggregates, connections, depth_matrix, numbers, observe, stats, streams, watched, wider)
-
-__all__ = ["PICTURES", "costs", "depth_matrix", "neutral", "numbers", "observe", "stats", "streams", "watched"]
+from probes.muddformer import aggregates, connections, depth_matrix, stats, streams, watched, wider  # noqa: F401
 
 
 def costs(c, T):

@@ -1,8 +1,5 @@
 """What is known about muddpythia.py, and in a trained one what to watch: as in muddformer.py."""
-from probes.muddformer import (
-    PICTURES, connections, depth_matrix, numbers, observe, sizes, stats, streams, watched, wider)
-
-__all__ = ["PICTURES", "costs", "depth_matrix", "numbers", "observe", "stats", "streams", "watched"]
+from probes.muddformer import connections, depth_matrix, sizes, stats, streams, watched, wider  # noqa: F401
 
 
 def costs(c, T):

@@ -18,7 +18,6 @@ def neutral(model):
 
 
 def stats(model, idx):
-    """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
     return {name: [float(x) for x in pairs] for name, pairs in zip(("lambda1", "lambda2"), zip(*model.value_mix()))}
 
 

@@ -25,7 +25,6 @@ def costs(c, T):
 
 
 def stats(model, idx):
-    """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
     mixers = [(block.attn, kind) for block, kind in zip(model.blocks, model.config.mixers)]
     mambas = [layer for layer, kind in mixers if kind == "mamba"]
     gmus = [layer for layer, kind in mixers if kind == "gmu"]

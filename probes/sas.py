@@ -30,7 +30,6 @@ def neutral(model):
 
 
 def stats(model, idx):
-    """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
     parts, ranks = ("sim_q", "sim_k", "sim_v"), []                              # of a token's G N heads: 1 .. G N
     for x in watch(model, idx, [getattr(block.attn, name) for block in model.blocks for name in parts]):
         gram = (x @ x.mT).float()                                               # (B, T, G N, G N)

@@ -21,7 +21,6 @@ def neutral(model):
 
 
 def stats(model, idx):
-    """What the mechanism does on idx (B, T), for the log: {name: [a number per layer]}."""
     gates = [block.attn.value_gate for block in model.blocks if block.attn.value_gate is not None]
     found = {name: p.flatten().tolist() for name, p in model.named_parameters(recurse=False)}
     means = [2 * z.sigmoid().mean().item() for z in watch(model, idx, gates)] if gates else []

@@ -1,4 +1,4 @@
-"""What the studies of this folder share: runs of train.py in one thread, their final losses, and what is kept here."""
+"""What the scripts in this folder share: running train.py in one thread, final losses, tables in pages."""
 import json
 import math
 import os
@@ -33,8 +33,8 @@ def final_loss(run):
     return loss if math.isfinite(loss) else math.inf
 
 
-def train(run, model, *words, **options):
-    """Makes a run of `model *words --option value ...` in the folder `run`, or finishes it. Returns its final loss.
+def train(run, model, **options):
+    """Makes a run of `--model model --option value ...` in the folder `run`, or finishes it. Returns its final loss.
 
     Its output goes to RUN.txt. A loss that is not finite ends the run; any other error ends this program.
     """
@@ -43,8 +43,8 @@ def train(run, model, *words, **options):
             words = ["--resume", run]
         else:
             shutil.rmtree(run, ignore_errors=True)
-            options = {"out": run, **options}
-            words = ["--model", model, *words, "--compile", *(w for key, x in options.items() for w in (f"--{key}", x))]
+            options = {"model": model, "out": run, **options}
+            words = ["--compile", *(word for name, x in options.items() for word in (f"--{name}", x))]
         code = script(Path(f"{run}.txt"), "train.py", *words)
         if code not in (0, 3):                                              # 3: the loss is not finite
             sys.exit(f"{run}: train.py ended with {code}, see {run}.txt")
@@ -57,24 +57,6 @@ def copying(run):
     options = config["options"]
     return record.copying(model, data.run_data(run, config).val_batches(
         options["eval_tokens"], 16, options["seq_len"]))
-
-
-def publish(run, to, out, data="data/wiki"):
-    """Writes to the folder `to` what is kept of a run: its configuration, its validations and every tenth step.
-
-    Paths of this machine are replaced: the data's by `data`, the run's by `out`.
-    """
-    config = json.loads((run / "config.json").read_text())
-    config["command"] = ["python", "train.py", *config["command"][2:]]
-    text = json.dumps(config, indent=1)
-    for path, name in ((config["data"]["path"], data), (config["options"]["out"], out)):
-        text = text.replace(path, name)
-    rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    kept = [row for row in rows if row["kind"] == "val" or row["step"] % 10 == 0]
-    shutil.rmtree(to, ignore_errors=True)
-    to.mkdir(parents=True)
-    (to / "config.json").write_text(text + "\n")
-    runs.write_text(to / "log.jsonl", "".join(json.dumps(row) + "\n" for row in kept))
 
 
 def markdown(head, rows):

@@ -1,12 +1,9 @@
-"""Data folders, files of text and data_prep.py's command line, for the tests of data."""
+"""Data folders and files of text, for the tests of data."""
 import base64
 import gzip
 import json
 import lzma
-import os
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -33,7 +30,7 @@ def make(folder, train, val=([1, 2, 3],), meta=None):
         for i, tokens in enumerate(shards):
             (folder / f"{split}_{i:06d}.bin").write_bytes(shard_bytes(tokens))
     if meta is not None:
-        (folder / "meta.json").write_text(meta if isinstance(meta, str) else json.dumps(meta))
+        (folder / "meta.json").write_text(meta if isinstance(meta, str) else json.dumps(meta), encoding="utf-8")
     return folder
 
 
@@ -80,11 +77,3 @@ def main(monkeypatch, capsys, folder, *args):
     """The command line within this process: exit code, stdout, stderr."""
     monkeypatch.chdir(folder)
     return within("data_prep.py", data_prep.main, *args), *capsys.readouterr()
-
-
-def cli(*args, cwd, **env):
-    """The same as a process of its own."""
-    env = {**os.environ, "HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9",
-           "OMP_NUM_THREADS": "1", **env}
-    return subprocess.run([sys.executable, ROOT / "data_prep.py", *map(str, args)], cwd=cwd, env=env,
-                          capture_output=True, text=True)

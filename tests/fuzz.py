@@ -83,7 +83,8 @@ def spoil(path, rng):
     if path.name == "ckpt.pt" and rng.random() < 0.5:
         return foreign_checkpoint(path, rng)
     raw = path.read_bytes()
-    kind, at = rng.choice(["cut", "grow", "zeros", "empty", "delete", "another file", "folder"]), rng.randrange(len(raw))
+    kind = rng.choice(["cut", "grow", "zeros", "empty", "delete", "another file", "folder"])
+    at = rng.randrange(len(raw))
     other = rng.choice([p for p in sorted(path.parent.iterdir()) if p.is_file()]).read_bytes()
     path.unlink()
     if kind == "folder":

@@ -1,4 +1,4 @@
-"""What the tests of several models measure: counts beside the baseline, and the dtypes of states."""
+"""What the tests of several models count beside the baseline: parameters and FLOPs."""
 from dataclasses import fields
 
 import torch
@@ -11,15 +11,15 @@ from nanodepth.devices import flops_per_token
 SMALL = dict(vocab_size=31, n_layer=4, n_head=4, n_kv_head=2, d_model=64, d_ff=128, max_len=64)
 
 
-def extra(name, **options):
+def extra(name, T=64, **options):
     """(costs() of the model's probes, the counted (parameters, FLOPs of matrix products)), above the baseline's."""
     with torch.device("meta"):
         model, base = models.build(name, **{**SMALL, **options}), models.module(models.baseline(name))
         shared = {f.name: getattr(model.config, f.name) for f in fields(base.Config) if hasattr(model.config, f.name)}
         other = base.Model(base.Config(**shared))
     n, n0 = (sum(p.numel() for p in m.parameters()) for m in (model, other))
-    counted = n - n0, flops_per_token(model, 64) - flops_per_token(other, 64)
-    return probes.of(name, "costs")(model.config, 64), counted
+    counted = n - n0, flops_per_token(model, T) - flops_per_token(other, T)
+    return probes.of(name, "costs")(model.config, T), counted
 
 
 class VectorFlops(TorchDispatchMode):
@@ -46,15 +46,3 @@ def mixing_flops(name, **options):
         counted.append(counter.n / 8)
     said = probes.of(name, "costs")(models.build(name, **shape, **options).config, 8)[1]
     return counted[0] - counted[1] + 2 * SMALL["n_layer"] * 192, said
-
-
-@torch.no_grad()
-def dtypes_read(name, **options):
-    """The dtypes of what the norms and blocks read under bf16 autocast."""
-    model, seen = models.build(name, **{**SMALL, **options}).float(), set()
-    for module in [*model.blocks, *(m for key, m in model.named_modules() if key.endswith("norm"))]:
-        module.register_forward_pre_hook(lambda module, inputs: seen.update(
-            x.dtype for x in inputs if torch.is_tensor(x)))
-    with torch.autocast("cpu", torch.bfloat16):
-        model(torch.zeros(1, 4, dtype=torch.long))
-    return seen

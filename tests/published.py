@@ -1,4 +1,4 @@
-"""Small random checkpoints in each published layout, and what they compute: plain forwards from the equations."""
+"""Small random checkpoints in each published layout; what those of papers' authors compute, from the equations."""
 import json
 import math
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 import models
 
-OBPM = dict(block_size=16, vocab_size=37, n_layer=3, n_head=2, n_embd=16, mlp_hidden_dim=None, mlp_ratio=3.0,
+OBPM = dict(block_size=16, vocab_size=260, n_layer=3, n_head=2, n_embd=16, mlp_hidden_dim=None, mlp_ratio=3.0,
             weight_tying=False, act_type="swiglu", rope_theta=500.0, rmsnorm_eps=1e-6, rmsnorm_use_weight=True,
             rmsnorm_use_bias=False, norm_pos="before", qk_norm=True, clip_qkv=None, yarn_enabled=False,
             logit_soft_cap=None, smear_gate_enabled=False, per_layer_backout=False, value_res_enabled=True,
@@ -63,12 +63,9 @@ def obpm(**changes):
     streams, full = "qkvg" if gated else "qkv", dict(q="query", k="key", v="value", g="gate")
     external = c["decouple_anchor"] and file == "model"
     shapes = {"transformer.wte.weight": (V, d), "transformer.final_norm.weight": (d,)}
-    if not c["weight_tying"]:
-        shapes["lm_head.weight"] = (V, d)
-    if c["smear_gate_enabled"]:
-        shapes |= {"smear_gate.weight": (1, 12), "smear_lambda": (1,)}
-    if c["per_layer_backout"]:
-        shapes["backout_lambdas"] = (c["n_layer"],)
+    shapes |= {} if c["weight_tying"] else {"lm_head.weight": (V, d)}
+    shapes |= {"smear_gate.weight": (1, 12), "smear_lambda": (1,)} if c["smear_gate_enabled"] else {}
+    shapes |= {"backout_lambdas": (c["n_layer"],)} if c["per_layer_backout"] else {}
     if external:
         shapes["anchor_proj.weight"] = (len(streams) * d, d)
         shapes |= {f"anchor_{s}_norm.weight": (D,) for s in streams if c[f"{s}_residual_norm_enabled"]}
@@ -242,83 +239,37 @@ def mudd_logits(c, p):
     return norm(inputs[0], p["norm.weight"]) @ p["output.weight"].T
 
 
-def llama_logits(c, p):
-    theta, eps = c["rope_theta"] or c["rope_parameters"]["rope_theta"], c["rms_norm_eps"]
-    D = c["hidden_size"] // c["num_attention_heads"]
-    x = p["model.embed_tokens.weight"][IDX]
-    for i in range(c["num_hidden_layers"]):
-        at = f"model.layers.{i}."
-        a = norm(x, p[at + "input_layernorm.weight"], eps)
-        q, k, v = ((a @ p[f"{at}self_attn.{s}_proj.weight"].T).unflatten(-1, (-1, D)) for s in "qkv")
-        if c["model_type"] == "qwen3":
-            q, k = (norm(u, p[f"{at}self_attn.{s}_norm.weight"], eps) for s, u in (("q", q), ("k", k)))
-        x = x + attend(rotate(q, theta), rotate(k, theta), v).flatten(-2) @ p[at + "self_attn.o_proj.weight"].T
-        b = norm(x, p[at + "post_attention_layernorm.weight"], eps)
-        gate, up = (b @ p[f"{at}mlp.{s}_proj.weight"].T for s in ("gate", "up"))
-        x = x + (F.silu(gate) * up) @ p[at + "mlp.down_proj.weight"].T
-    head = p["model.embed_tokens.weight" if c["tie_word_embeddings"] else "lm_head.weight"]
-    return norm(x, p["model.norm.weight"], eps) @ head.T
+def tokenizer_json(vocab, before=None):
+    """The text of a tokenizer.json of words; `before`: the token that it puts before every text."""
+    first = {"SpecialToken": {"id": before, "type_id": 0}}
+    template = {"type": "TemplateProcessing", "single": [first, {"Sequence": {"id": "A", "type_id": 0}}], "pair": [],
+                "special_tokens": {before: {"id": before, "ids": [vocab.get(before)], "tokens": [before]}}}
+    return json.dumps({
+        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "added_tokens": [],
+        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": template if before else None, "decoder": None,
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "</s>"}})
 
 
-def layer_norm(x, p, at):
-    x = x - x.mean(-1, keepdim=True)
-    return norm(x, p[at + ".weight"], 1e-5) + p[at + ".bias"]
-
-
-def gpt2_logits(c, p):
-    p = {name.removeprefix("transformer."): t for name, t in p.items()}
-    linear = lambda x, at: x @ p[at + ".weight"] + p[at + ".bias"]
-    x = p["wte.weight"][IDX] + p["wpe.weight"][:IDX.size(1)]
-    for i in range(c["n_layer"]):
-        at = f"h.{i}."
-        qkv = linear(layer_norm(x, p, at + "ln_1"), at + "attn.c_attn")
-        q, k, v = qkv.unflatten(-1, (3, c["n_head"], -1)).unbind(2)
-        x = x + linear(attend(q, k, v).flatten(-2), at + "attn.c_proj")
-        h = linear(layer_norm(x, p, at + "ln_2"), at + "mlp.c_fc")
-        h = h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h ** 3))) / 2
-        x = x + linear(h, at + "mlp.c_proj")
-    return layer_norm(x, p, "ln_f") @ p.get("lm_head.weight", p["wte.weight"]).T
-
-
-def pythia_logits(c, p):
-    p = {name.removeprefix("gpt_neox."): t for name, t in p.items()}
-    theta = (c.get("rope_parameters") or {"rope_theta": c["rotary_emb_base"]})["rope_theta"]
-    linear = lambda x, at: x @ p[at + ".weight"].T + p[at + ".bias"]
-    x = p["embed_in.weight"][IDX]
-    for i in range(c["num_hidden_layers"]):
-        at = f"layers.{i}."
-        qkv = linear(layer_norm(x, p, at + "input_layernorm"), at + "attention.query_key_value")
-        q, k, v = qkv.unflatten(-1, (c["num_attention_heads"], 3, -1)).unbind(-2)
-        turned = q.size(-1) // 4
-        q, k = (torch.cat((rotate(u[..., :turned], theta), u[..., turned:]), -1) for u in (q, k))
-        h = linear(layer_norm(x, p, at + "post_attention_layernorm"), at + "mlp.dense_h_to_4h")
-        h = h * (1 + torch.erf(h / math.sqrt(2))) / 2
-        x = x + linear(attend(q, k, v).flatten(-2), at + "attention.dense") + linear(h, at + "mlp.dense_4h_to_h")
-    return layer_norm(x, p, "final_layer_norm") @ p.get("embed_out.weight", p["embed_in.weight"]).T
-
-
-def save(layout, folder, config, tensors, **more):
+def save(layout, folder, config, tensors):
     """Writes a published checkpoint; returns what to name on the command line."""
     folder.mkdir()
     if layout == "exoformer":
         tensors = {f"_orig_mod.{name}": t for name, t in tensors.items()}
-        torch.save({"step": 12, "tokens_processed": 345, "model": tensors, "model_args": config, **more},
-                   folder / "c.pt")
+        torch.save({"step": 12, "tokens_processed": 345, "model": tensors, "model_args": config}, folder / "c.pt")
         return folder / "c.pt"
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer.json").write_text(tokenizer_json({"</s>": 0, "a": 1}))
     torch.save(tensors, folder / "pytorch_model.bin")
     return folder
 
 
-def trained(folder, name="gpt", tokenizer="byte", **changes):
+def trained(folder, name="gpt", tokenizer="byte", n_vocab=None, **changes):
     """The folder of a run with a random model, every parameter of it drawn."""
     model = models.build(name, **{**dict(vocab_size=260, n_layer=2, n_head=4, d_model=16, max_len=16), **changes})
     model.load_state_dict(draw({key: t.shape for key, t in model.state_dict().items()}))
-    if model.config.tie_embeddings:
-        assert model.head.weight is model.embed.weight
     run = {"model": name, "model_config": vars(model.config), "tokenizer": tokenizer,
-           "options": {"preset": "tiny", "seq_len": 16, "dtype": "fp32"}, "data": {"path": "", "fingerprint": ""}}
+           "options": {"preset": "tiny", "seq_len": 16, "dtype": "fp32"}, "data": {"path": "", "fingerprint": ""},
+           **({"n_vocab": n_vocab} if n_vocab else {})}
     folder.mkdir()
     torch.save({"model": model.state_dict(), "optimizers": [], "step": 7, "tokens": 70, "config": run,
                 "rng": torch.get_rng_state(), "tokenizer": tokenizer}, folder / "ckpt.pt")

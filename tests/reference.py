@@ -6,15 +6,14 @@ attention 2505.06708, layer norm 1607.06450, GPT-NeoX's parallel block 2204.0674
 of its model.
 """
 import math
-import re
 from types import SimpleNamespace
 
 import pytest
 import torch
+from settings import show  # noqa: F401
 from torch.func import functional_call
 
 import models
-import muon
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The parts. p: {name: parameter}; c: the options; x: a vector, or a list of them, one per position of one sequence;
@@ -62,31 +61,41 @@ def rope(u, pos, c):
     return torch.cat([u1 * cos - u2 * sin, u2 * cos + u1 * sin])
 
 
-def project(p, c, at, xq, xk, xv):
-    """The streams of one layer from the inputs of its projections; the gate's pre-activation reads the query input."""
-    S = {"q": [heads(linear(p, f"{at}.attn.wq", x), c.n_head) for x in xq],
-         "k": [heads(linear(p, f"{at}.attn.wk", x), c.n_kv_head) for x in xk],
-         "v": [heads(linear(p, f"{at}.attn.wv", x), c.n_kv_head) for x in xv]}
+def queries(p, c, at, x):
+    """The streams q and, if there is a gate, g of one layer from its normalised input x."""
+    S = {"q": [heads(linear(p, f"{at}.attn.wq", u), c.n_head) for u in x]}
     if c.gate != "none":                        # headwise: the vectors have one entry
-        S["g"] = [heads(linear(p, f"{at}.attn.gate", x), c.n_head) for x in xq]
+        S["g"] = [heads(linear(p, f"{at}.attn.gate", u), c.n_head) for u in x]
     return S
 
 
-def attend(p, c, at, S):
-    """softmax(q k^T / sqrt(D)) v over the past, gated, times W_O."""
-    def ready(s, t, h):
-        u = norm(p, f"{at}.attn.{s}_norm", S[s][t][h], c) if c.qk_norm else S[s][t][h]
-        return rope(u, t, c)
+def project(p, c, at, xq, xk, xv):
+    """The streams of one layer from the inputs of its projections; the gate's pre-activation reads the query input."""
+    return {**queries(p, c, at, xq),
+            "k": [heads(linear(p, f"{at}.attn.wk", x), c.n_kv_head) for x in xk],
+            "v": [heads(linear(p, f"{at}.attn.wv", x), c.n_kv_head) for x in xv]}
 
-    T, D, group = len(S["q"]), c.d_model // c.n_head, c.n_head // c.n_kv_head
-    k = [[ready("k", t, h) for h in range(c.n_kv_head)] for t in range(T)]
-    out = []
-    for t in range(T):
-        y = []
-        for h in range(c.n_head):
-            q, kv = ready("q", t, h), h // group
-            weights = softmax([torch.dot(q, k[j][kv]) / math.sqrt(D) for j in range(t + 1)])
-            head = sum(weights[j] * S["v"][j][kv] for j in range(t + 1))
+
+def dots(q, k, past):
+    """softmax(q k^T / sqrt(D)) over the keys of the past, for each head of one query: [head][key]."""
+    group = len(q) // len(k[0])
+    return [softmax([torch.dot(u, k[j][h // group]) / math.sqrt(len(u)) for j in past]) for h, u in enumerate(q)]
+
+
+def attend(p, c, at, S, of=None, rotate=rope, window=None, weights=dots):
+    """softmax(q k^T / sqrt(D)) v over the past, gated, times W_O.
+
+    of: the layer that made the keys, if it is another; window: how many keys a query sees, itself included.
+    """
+    def ready(s, layer):
+        return [[rotate(norm(p, f"{layer}.attn.{s}_norm", u, c) if c.qk_norm else u, t, c) for u in token]
+                for t, token in enumerate(S[s])]
+
+    q, k, group, out = ready("q", at), ready("k", of or at), c.n_head // c.n_kv_head, []
+    for t in range(len(q)):
+        past, y = range(max(0, t + 1 - (window or t + 1)), t + 1), []
+        for h, w in enumerate(weights(q[t], k, past)):
+            head = sum(w[i] * S["v"][j][h // group] for i, j in enumerate(past))
             y.append(head if c.gate == "none" else head * sigmoid(S["g"][t][h]))
         out.append(linear(p, f"{at}.attn.wo", torch.cat(y)))
     return out
@@ -185,7 +194,8 @@ def equal_to_transformers(name, options, theirs, state):
     assert unset <= ({f"{head}.weight"} if c.tie_embeddings else set())
     expected = functional_call(other, weights, (idx,)).logits
     # a key's bias changes no softmax, but through rotary positions
-    compare_logits(expected, model, p, c, idx, targets, lambda key: "wk.bias" in key and "pos_embed.weight" in p)
+    compare_logits(expected, model, p, c, idx, targets,
+                   without_gradient=lambda key: "wk.bias" in key and "pos_embed.weight" in p)
 
 
 def per_head(p, c, at, s):
@@ -258,11 +268,6 @@ OLDER = dict(vocab_size=29, n_layer=3, n_head=4, d_model=64, d_ff=48, max_len=9,
 OLDER_CASES = [dict(), dict(n_kv_head=2), dict(n_kv_head=1, tie_embeddings=True), dict(d_ff=None, norm_eps=0.1)]
 
 
-def show(options):
-    """The name of a test case."""
-    return "-".join(f"{k}={v}" for k, v in options.items()) or "default"
-
-
 @pytest.fixture(autouse=True)
 def float64():
     before = torch.get_default_dtype()
@@ -285,49 +290,26 @@ def setup(name, common=COMMON, std=0.3, **options):
     return model, p, SimpleNamespace(**config), idx, targets
 
 
-def compare(stack, model, p, c, idx, targets):
-    """Logits, loss and the gradient of every parameter against those of `stack`; the rest as setup() returns it."""
-    compare_logits(reference_logits(stack, p, c, idx), model, p, c, idx, targets)
+def compare(stack, model, p, c, idx, targets, more=lambda: 0.0):
+    """Logits, loss and the gradient of every parameter against those of `stack`; the rest as setup() returns it.
+
+    more(): what the loss has in training beside cross-entropy and z-loss.
+    """
+    compare_logits(reference_logits(stack, p, c, idx), model, p, c, idx, targets, more())
 
 
-def compare_logits(expected, model, p, c, idx, targets, without_gradient=lambda key: False):
+def compare_logits(expected, model, p, c, idx, targets, more=0.0, without_gradient=lambda key: False):
     """The same with the logits that another implementation makes of the parameters p."""
     logits, loss = model(idx, targets)
     loss.backward()
-    expected_loss = reference_loss(expected, targets, c.z_loss)
+    expected_loss = reference_loss(expected, targets, c.z_loss) + more
     expected_loss.backward()
     torch.testing.assert_close(logits, expected.detach(), rtol=0, atol=1e-10)
     torch.testing.assert_close(loss, expected_loss, rtol=0, atol=1e-10)
     for key, q in model.named_parameters():
-        assert without_gradient(key) or q.grad is not None and q.grad.abs().max() > 1e-9, f"{key} has no gradient"
-        assert q.grad.isfinite().all(), key
-        torch.testing.assert_close(q.grad, p[key].grad, rtol=0, atol=1e-9,
-                                   msg=lambda m, key=key: f"gradient of {key}: {m}")
-    model.eval()
-    with torch.no_grad():                       # no z-loss in evaluation
-        torch.testing.assert_close(model(idx, targets)[1], reference_loss(expected, targets, 0.0), rtol=0, atol=1e-10)
-
-
-@torch.no_grad()
-def depends_on_every_parameter(stack, model, p, c, idx, _):
-    """Changing a parameter in the reference alone changes the logits."""
-    idx = idx[:1, :3]
-    logits = model(idx)[0]
-    for key in p:
-        before = p[key].clone()
-        p[key] += 0.01 * torch.randn_like(before)
-        assert (logits - reference_logits(stack, p, c, idx)).abs().max() > 1e-8, key
-        p[key].copy_(before)
-
-
-def own_groups(model):
-    """Of the parameters that gpt.py does not have: (names of Muon's matrices, names in the group of `mix_lr`).
-
-    Names without the number of their layer.
-    """
-    usual = {f"{at}.weight" for at in ("attn.wq", "attn.wk", "attn.wv", "attn.wo", "attn.gate",
-                                       "mlp.w_gate", "mlp.w_up", "mlp.w_down")}
-    names = {id(p): key for key, p in model.named_parameters()}
-    matrices, mixing = ([re.sub(r"\.\d+\.", ".", names[id(p)]) for p in part]
-                        for part in (muon.split_params(model)[0], muon.mixes(model)))
-    return {key for key in matrices if key.removeprefix("blocks.") not in usual}, set(mixing)
+        wanted = p[key].grad
+        assert without_gradient(key) or wanted is not None and wanted.abs().max() > 1e-8, f"no gradient of {key}"
+        torch.testing.assert_close(q.grad, wanted, rtol=0, atol=1e-9, msg=lambda m, key=key: f"gradient of {key}: {m}")
+    with torch.no_grad():                       # in evaluation cross-entropy alone
+        loss = model.eval()(idx, targets)[1]
+    torch.testing.assert_close(loss, reference_loss(expected.detach(), targets, 0.0), rtol=0, atol=1e-10)

@@ -86,35 +86,30 @@ def test_pieces_that_only_the_others_share_are_equal():
 
 @pytest.mark.parametrize("path", OURS, ids=lambda p: p.stem)
 def test_the_diff_is_the_paper(path):
-    """Lines of code that differ from the parent's, lines of the docstring, lines in all; and README's column."""
+    """Lines of code that differ from the parent's, lines of the docstring, lines in all; README's paper and column."""
     sizes = runpy.run_path(str(MODELS.parent / "results" / "sizes.py"))
     _, docstring, lines = sizes["code"](path)
     core, most = path.parent == MODELS, settings.of(path.stem, "LINES", 55 if path.parent == MODELS else 120)
     assert sizes["changed"](path.stem) <= most and docstring <= 25 and (not core or lines <= 310)
-    row = re.search(rf"^\| `{path.stem}` \|.*\| (\d+) \|$", settings.README, re.M)
+    row = re.search(rf"^\| `{path.stem}` \| .*\[\d{{4}}\.\d{{5}}\].*\| (\d+) \|$", settings.README, re.M)
     assert row and int(row[1]) == sizes["changed"](path.stem), "python results/sizes.py"
+
+
+def fields(path):
+    """{field of Config: its type and default}, in the order of the file."""
+    return dict(re.findall(r"^    (\w+): (.*?) *#", pieces(path)["Config"], re.M))
 
 
 def test_common_config_fields_come_first_and_agree():
     """A line `Other default than gpt.py's: FIELD` in the docstring frees the default of that field."""
     common = "vocab_size n_layer n_head n_kv_head d_model d_ff max_len rope_theta norm_eps tie_embeddings z_loss"
+    base = fields(MODELS / "gpt.py")
     for path in OURS:
-        rotates = "apply_rope" in pieces(path)
-        mine = [name for name in common.split() if name != "rope_theta" or rotates]
-        head = re.findall(r"^    (\w+): (.*?)#", pieces(path)["Config"], re.M)
-        assert [name for name, _ in head[:len(mine)]] == mine, path.name
-        base = re.findall(r"^    (\w+): (.*?)#", pieces(MODELS / "gpt.py")["Config"], re.M)
-        base = [field for field in base if field[0] in mine]
-        free = re.findall(r"^Other default than gpt.py's: (\w+)", ast.get_docstring(ast.parse(path.read_text())), re.M)
-        ours, gpts = ([(n, (t.split("=")[0] if n in free else t).split()) for n, t in part[:len(mine)]]
-                      for part in (head, base))
-        assert ours == gpts and all(dict(head)[n] != dict(base)[n] for n in free), path.name
-
-
-@pytest.mark.parametrize("path", OURS, ids=lambda p: p.stem)
-def test_every_model_of_the_readme_has_its_settings_and_its_paper(path):
-    assert (Path(settings.__file__).with_name(path.name)).exists()
-    assert re.search(rf"^\| `{path.stem}` \| .*\[\d{{4}}\.\d{{5}}\]", settings.README, re.M)
+        mine, docstring = fields(path), ast.get_docstring(ast.parse(path.read_text()))
+        first = [name for name in common.split() if name in mine or name != "rope_theta"]
+        assert [*mine][:len(first)] == first, path.name
+        free = re.findall(r"^Other default than gpt.py's: (\w+)", docstring, re.M)
+        assert [name for name in first if mine[name] != base[name]] == free, path.name
 
 
 @pytest.mark.parametrize("path", OURS, ids=lambda p: p.stem)
@@ -126,6 +121,5 @@ def test_a_model_file_stands_alone(path):
     assert {name.split(".")[0] for name in imported} <= {"torch", "math", "dataclasses"}
     assert all(isinstance(n, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.If, ast.Expr))
                for n in tree.body)
-    for line in pieces(path)["Config"].splitlines():
-        if re.match(r"    \w+: ", line):
-            assert re.search(r"  # \S", line), line
+    for line in re.findall(r"^    \w+: .*", pieces(path)["Config"], re.M):
+        assert re.search(r"  # \S", line), line

@@ -1,4 +1,4 @@
-"""results/features/features.py: classes of tokens, gates and features against loops, a dictionary that is known."""
+"""results/value-gates/features.py: classes of tokens, gates and features against loops, a dictionary that is known."""
 import sys
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from analysis import double, random_model, tokens  # noqa: F401
 import models
 import probes
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "results" / "features"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "results" / "value-gates"))
 features = pytest.importorskip("features")       # a copy of the repository may be without results/
 GATED = [name for name in models.names() if hasattr(probes.find(name), "value_gates")]
 WORDS = {"semantic": [b"the", b" Paris", b"ing", b"x1", b"'s", "caf\u00e9".encode()],
@@ -17,9 +17,9 @@ WORDS = {"semantic": [b"the", b" Paris", b"ing", b"x1", b"'s", "caf\u00e9".encod
          "structural": [b" ", b"\n\n", b"(", b' "', b"==", "\u2013".encode(), b"\x00"]}
 
 
-@pytest.mark.parametrize("kind", WORDS)
-def test_classes_of_tokens(kind):
-    assert [features.class_of(token) for token in WORDS[kind]] == [kind] * len(WORDS[kind])
+def test_classes_of_tokens():
+    assert {kind: {features.class_of(token) for token in words} for kind, words in WORDS.items()} == {
+        kind: {kind} for kind in WORDS}
 
 
 @pytest.mark.parametrize("name", GATED)
@@ -29,30 +29,21 @@ def test_gates_by_token(name):
     gates = list(features.value_gates(model).values())
     count, gate = features.gates_by_token(model, gates, batches, 97)
     for layer, module in enumerate(gates):
-        seen = {}
+        seen = [[] for _ in range(97)]
         for idx in batches:
-            with torch.no_grad():
-                alpha = features.record.watch(model, idx, [module])[0]
-            for row, a in zip(idx.tolist(), alpha):
-                for token, x in zip(row, a.tolist()):
-                    seen.setdefault(token, []).append(sum(x) / len(x))
-        assert count.tolist() == [len(seen.get(token, ())) for token in range(97)]
-        assert gate[layer].tolist() == pytest.approx([sum(x) / max(1, len(x)) for x in (
-            seen.get(token, []) for token in range(97))])
+            alpha = features.watch(model, idx, [module])[0].detach().mean(-1)
+            for token, x in zip(idx.flatten().tolist(), alpha.flatten().tolist()):
+                seen[token].append(x)
+        assert count.tolist() == list(map(len, seen))
+        assert gate[layer].tolist() == pytest.approx([sum(x) / max(1, len(x)) for x in seen])
 
 
-@pytest.mark.parametrize("name", GATED)
-def test_first_values_are_those_of_the_tokens(name):
-    model = random_model(name)
+def test_first_values_are_those_of_the_tokens():
+    """What sees other tokens is refused."""
+    model, idx = random_model("gpt"), tokens()[0]
     table = features.first_values(model, 97)
-    idx = tokens()[0]
-    with torch.no_grad():
-        v = features.record.watch(model, idx, [model.blocks[0].attn.wv])[0]
+    v = features.watch(model, idx, [model.blocks[0].attn.wv])[0]
     assert torch.allclose(table[idx], v, rtol=0, atol=1e-12)
-
-
-def test_first_values_that_see_other_tokens_are_refused():
-    model = random_model("gpt")
     model.blocks[0].attn_norm.register_forward_hook(lambda m, inputs, y: y + y.mean(1, keepdim=True))
     with pytest.raises(SystemExit, match="more than the token"):
         features.first_values(model, 97)
@@ -73,15 +64,13 @@ def test_classes_of_features():
     """12 tokens, 3,000 times; the class of a feature by its strongest ten, and none if it is too rare or too dense."""
     kinds = torch.tensor([0] * 6 + [1] * 6)
     count = torch.tensor([1.0] * 11 + [2989])
-    a = torch.zeros(12, 5)
+    a = torch.zeros(12, 3)
     a[:11, 0] = torch.tensor([9, 9, 9, 9, 9, 9, 8, 8, 0.5, 0.1, 0.1])        # six of ten: no class
-    a[:10, 1] = 1.0                                                          # six of ten again
-    a[6:11, 2] = 1.0                                                         # five times: too rare
-    a[11, 3] = 1.0                                                           # too dense
-    a[5:11, 4] = torch.tensor([0.1, 1, 1, 1, 1, 1])
-    assert features.classified(a, count, kinds).tolist() == [-1] * 5
+    a[6:11, 1] = 1.0                                                         # five times: too rare
+    a[11, 2] = 1.0                                                           # too dense
+    assert features.classified(a, count, kinds).tolist() == [-1] * 3
     count[:11] = 2.0
-    assert features.classified(a, count, kinds).tolist() == [-1, -1, 1, -1, 1]
+    assert features.classified(a, count, kinds).tolist() == [-1, 1, -1]
 
 
 def test_means_by_class():

@@ -1,4 +1,4 @@
-"""results/hops/hops.py: its documents against a walk along the arrows, its scores against known answers."""
+"""results/reasoning-depth/hops.py: its documents against a walk along the arrows, its scores against known answers."""
 import sys
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "results" / "hops"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "results" / "reasoning-depth"))
 hops = pytest.importorskip("hops")               # a copy of the repository may be without results/
 
 
@@ -57,6 +57,6 @@ def test_only_first_questions_count(monkeypatch):
 
 
 def test_table():
-    rows = [dict(system=s, seed=i, right=[99.0 + i, 20.0, 30.0], loss=1.0 + i) for s in "ab" for i in (0, 1)]
-    lines = hops.table(rows).splitlines()
-    assert lines[2] == "| `a` | 2 | 99.5 (99, 100) | 20.0 (20, 20) | 30.0 (30, 30) | 1.500 |" and len(lines) == 4
+    lines = [{"system": s, "seed": i, "k=1": 99.0 + i, "k=2": 20.0, "loss": 1.0 + i} for s in "ab" for i in (0, 1)]
+    rows = hops.table(lines).splitlines()
+    assert rows[2] == "| `a` | 2 | 99.5 (99, 100) | 20.0 (20, 20) | 1.500 |" and len(rows) == 4

@@ -1,18 +1,14 @@
-"""mHC against its equations in float64, one number at a time; doubly stochastic maps. arXiv:2512.24880.
-
-What it shares with hyperconnections.py is tested in test_hyperconnections.py.
-"""
+"""mHC against its equations in float64, one number at a time; doubly stochastic maps. arXiv:2512.24880."""
 from functools import partial
 
 import pytest
 import torch
-import torch._inductor.config
-from reference import COMMON, compare, float64, own_groups, rms, setup, sigmoid  # noqa: F401  (float64: autouse)
-from test_hyperconnections import build, connections, idx, streams
+from reference import compare, count, float64, rms, setup, show, sigmoid  # noqa: F401  (float64: autouse)
+from test_hyperconnections import build, connections, streams
 
 import models
 
-OWN = dict(n_streams=3, sinkhorn_steps=20)
+OWN = dict(n_layer=2, n_streams=3, sinkhorn_steps=20)
 
 
 def doubly_stochastic(Z, steps):
@@ -42,37 +38,9 @@ def maps(p, c, at, X):
 
 @pytest.mark.parametrize("options", [
     dict(), dict(n_streams=1), dict(sinkhorn_steps=1), dict(sinkhorn_steps=2, n_streams=2, n_kv_head=4),
-    dict(n_layer=1), dict(n_streams=4, gate="headwise", tie_embeddings=True, qk_norm=False, z_loss=0.0)], ids=str)
+    dict(n_streams=4, sinkhorn_steps=4, gate="headwise", tie_embeddings=True)], ids=show)
 def test_equations_of_mhc(options):
     compare(partial(streams, maps), *setup("mhc", **{**OWN, **options}))
-
-
-@pytest.mark.parametrize("name", ["mhc", "mhc_lite"])
-def test_every_entry_gets_a_gradient_but_those_of_the_first_and_last_h_res(name):
-    """There every doubly stochastic map does the same: it keeps equal streams, and the sum of the streams."""
-    model = setup(name, n_streams=3)[0]
-    model(idx(2, 6), idx(2, 6).roll(1, 1))[1].backward()
-    for k, m in enumerate(connections(model)):
-        for grad in (m.phi.grad.abs().amax(0), m.bias.grad.abs(), m.alpha.grad.abs()):
-            res = 2 if len(grad) == 3 else 6
-            assert (grad[:res] > 1e-10).all()
-            assert (grad[res:] > 1e-10).all() if 0 < k < 5 else (grad[res:] < 1e-10).all(), (k, grad)
-
-
-@torch.no_grad()
-def test_the_first_and_last_doubly_stochastic_map_change_nothing():
-    model = setup("mhc", **OWN)[0]
-    before, every = model(idx(2, 6))[0], connections(model)
-    for m, changes in ((every[0], False), (every[-1], False), (every[3], True)):
-        old = m.bias.clone()
-        m.bias[6:].normal_()
-        assert ((model(idx(2, 6))[0] - before).abs().max() > 1e-3) == changes
-        m.bias.copy_(old)
-
-
-def test_groups():
-    parts = {f"blocks.{kind}_connection.{part}" for kind in ("attn", "mlp") for part in ("bias", "phi", "alpha")}
-    assert own_groups(build("mhc")) == (set(), parts)
 
 
 def test_initial_values():
@@ -82,20 +50,6 @@ def test_initial_values():
         assert (m.phi == 0).all() and (m.alpha == 0.01).all()
 
 
-@pytest.mark.parametrize("name", ["mhc", "mhc_lite"])
-@torch.no_grad()
-def test_it_starts_as_gpt_with_any_doubly_stochastic_map_and_any_reading(name):
-    model = build(name, zero_init=False, norm_eps=1e-14)
-    for m in connections(model):
-        m.bias[:3].normal_()
-        m.bias[6:].normal_()
-    base = models.build("gpt", **{**COMMON, "norm_eps": 1e-14})
-    base.load_state_dict(model.state_dict(), strict=False)
-    torch.testing.assert_close(model(idx(2, 6))[0], base(idx(2, 6))[0], rtol=0, atol=1e-9)
-    connections(model)[2].bias[3:6].normal_()                          # what is written does matter
-    assert (model(idx(2, 6))[0] - base(idx(2, 6))[0]).abs().max() > 1e-4
-
-
 @torch.no_grad()
 def test_sinkhorn_is_doubly_stochastic():
     sinkhorn, draw = models.module("mhc").sinkhorn, torch.Generator().manual_seed(0)
@@ -103,18 +57,12 @@ def test_sinkhorn_is_doubly_stochastic():
     H = sinkhorn(z, 20)
     rows, columns = (H.sum(-1) - 1).abs(), (H.sum(-2) - 1).abs()
     assert (H > 0).all() and rows.max() < 1e-12 and columns.max() < 1e-4 and columns.median() < 1e-9
-    assert torch.linalg.matrix_norm(H, 2).max() < 1 + 1e-4             # it makes nothing longer
-    product = torch.eye(4)
-    for h in H:
-        product = h @ product
-    assert (product.sum(-2) - 1).abs().max() < 1e-3 and (product.sum(-1) - 1).abs().max() < 1e-9
     shifted = z + torch.randn(500, 4, 1, generator=draw) + torch.randn(500, 1, 4, generator=draw)
     assert (sinkhorn(shifted, 100) - sinkhorn(z, 100)).abs().max() < 1e-9   # exp(z) is scaled by rows and columns
     assert (sinkhorn(1000 * torch.eye(4)[[2, 0, 3, 1]], 20) == torch.eye(4)[[2, 0, 3, 1]]).all()
-    assert sinkhorn(z.float(), 20).dtype == torch.float32
 
 
-@pytest.mark.parametrize("size", [1, 30, 300, 3000])
+@pytest.mark.parametrize("size", [1, 30, 3000])
 def test_sinkhorn_of_any_size_is_finite_in_fp32(size):
     """Rows that all want one column underflow as exp(z) in fp32; forward and backward against float64."""
     sinkhorn, draw = models.module("mhc").sinkhorn, torch.Generator().manual_seed(0)
@@ -131,22 +79,8 @@ def test_sinkhorn_of_any_size_is_finite_in_fp32(size):
         assert (wide - narrow).abs().max() < 1e-6 * size
 
 
-@pytest.mark.full
-def test_compiled_gradients():
-    """With inductor and several maps: the memory of one must not be reused before its backward."""
-    model, found = setup("mhc", **{**OWN, "sinkhorn_steps": 1})[0], []
-    with torch._inductor.config.patch({"cpp.simdlen": 1}):              # scalar kernels, a third faster to make
-        for forward in (model, torch.compile(model, fullgraph=True)):
-            model.zero_grad()
-            forward(idx(4, 8), idx(4, 8).roll(-1, 1))[1].backward()
-            found.append({key: p.grad for key, p in model.named_parameters()})
-    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-12)
-
-
-def test_parameter_counts():
-    with torch.device("meta"):
-        shape = dict(n_layer=16, d_model=2048, n_head=16, vocab_size=50304)
-        for n in (2, 4):
-            sizes = [sum(p.numel() for p in models.build(name, **shape, **options).parameters())
-                     for name, options in (("mhc", dict(n_streams=n)), ("gpt", {}))]
-            assert sizes[0] - sizes[1] == 32 * ((n * 2048 + 1) * (2 * n + n * n) + 3)       # phi, bias; alpha
+@pytest.mark.parametrize("name, res", [("mhc", 4 * 4), ("mhc_lite", 24)])
+def test_parameter_counts(name, res):
+    """phi and bias of H_pre, H_post and H_res, which is made from n^2 numbers or n!; alpha."""
+    shape = dict(n_layer=16, d_model=2048, n_head=16, vocab_size=50304)
+    assert count(name, **shape) - count("gpt", **shape) == 32 * ((4 * 2048 + 1) * (2 * 4 + res) + 3)

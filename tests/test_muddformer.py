@@ -1,11 +1,10 @@
 """muddformer.py against its paper's equations in float64, arXiv:2502.12170."""
 import pytest
 import torch
-from measure import SMALL, dtypes_read, extra
+from measure import SMALL, extra
 from reference import (  # noqa: F401  (float64: autouse)
-    GATED, add, attend, compare, depends_on_every_parameter, float64, gelu, gpt, linear, mlp_sublayer, norm, own_groups,
-    project, reference_logits, rms, setup, show,
-)
+    GATED, add, attend, compare, float64, gelu, gpt, linear, mlp_sublayer, norm, project, reference_logits, rms, setup,
+    show)
 from small import combined
 
 import models
@@ -56,10 +55,6 @@ def test_equations(options):
     compare(muddformer, *setup("muddformer", **{**OWN, **options}))
 
 
-def test_reference_depends_on_every_parameter():
-    depends_on_every_parameter(muddformer, *setup("muddformer", **OWN, pre_post_norm=True))
-
-
 @pytest.mark.parametrize("options", [dict(), dict(pre_post_norm=True)], ids=show)
 @torch.no_grad()
 def test_it_starts_as_a_transformer_with_mlps_that_grow(options):
@@ -82,20 +77,11 @@ def test_widths():
     assert [len(p[f"blocks.{n}.mlp.w_up.weight"]) for n in (0, 4, 8, 12, 16)] == [256, 256, 384, 512, 512]
 
 
-@pytest.mark.parametrize("options", [
-    dict(), dict(d_ff=1000, n_layer=7), dict(pre_post_norm=True), dict(n_layer=17)], ids=show)
+@pytest.mark.parametrize("options", [dict(), dict(pre_post_norm=True)], ids=show)
 def test_costs(options):
     """The counter sees matrix products only, the sums over depth are 2 FLOPs for each weight and channel."""
-    (parameters, flops, read), counted = extra("muddformer", **options)
-    with torch.device("meta"):
-        sizes = [m.a.shape for m in models.build("muddformer", **{**SMALL, **options}).aggregate]
-    assert (parameters, flops - sum(2 * n * S * 64 for n, S in sizes)) == counted
-    assert read == sum(S - 1 for _, S in sizes) * 64
-
-
-@pytest.mark.parametrize("options", [dict(), dict(pre_post_norm=True)], ids=show)
-def test_states_are_bf16_under_autocast(options):
-    assert dtypes_read("muddformer", **options) == {torch.bfloat16}
+    (_, flops, read), (_, products) = extra("muddformer", **options)
+    assert products == flops - 2 * 64 * (8 + 12 + 16 + 5) and read == 64 * (1 + 2 + 3 + 4)
 
 
 def test_initial_values():
@@ -110,11 +96,6 @@ def test_initial_values():
         found = [p for key, p in post.named_parameters() if part in key and (part != ".a" or key.endswith(part))]
         assert len(found) == {"post_norms": 9, "pre_norms": 4, "in_norm": 9, ".a": 3}[part]
         assert all((p == value).all() for p in found)
-
-
-def test_groups():
-    mixing = {f"aggregate.{key}" for key in ("a", "w1.weight", "w2.weight")}
-    assert own_groups(setup("muddformer", **OWN)[0]) == (set(), mixing)
 
 
 def test_with_value_residuals_as_docs_combine_them():

@@ -3,8 +3,8 @@ from functools import partial
 
 import pytest
 import torch
-from measure import SMALL, dtypes_read, extra
-from reference import GATED, compare, depends_on_every_parameter, float64, own_groups, setup, show  # noqa: F401
+from measure import SMALL, extra
+from reference import compare, float64, setup, show  # noqa: F401  (float64: autouse)
 from settings import fitting
 from test_muddformer import muddformer
 
@@ -12,11 +12,10 @@ import models
 
 OWN = dict(n_layer=5, d_ff=256, dynamic=True, multiway=True, streams="qkvr", ffn_realloc=True, period=1, dilation=1,
            window=0, last_k=None)
-CASES = GATED[3:] + [dict(dynamic=False), dict(multiway=False), dict(multiway=False, dynamic=False)] + [
-    dict(streams=s) for s in ("kvr", "qvr", "qkr", "qkv", "qr")] + [
-    dict(period=2), dict(dilation=2), dict(period=2, dilation=2), dict(window=2), dict(window=1, period=3),
-    dict(last_k=2, streams="vr", ffn_realloc=False), dict(last_k=1), dict(last_k=4, period=2), dict(ffn_realloc=False),
-    dict(multiway=False, dilation=3), dict(last_k=0, multiway=False)]
+CASES = [dict(period=2, dilation=2), dict(window=2, multiway=False, ffn_realloc=False), dict(last_k=2, streams="vr"),
+         dict(dynamic=False, streams="qkr"), dict(multiway=False, dynamic=False), dict(streams="kvr"),
+         dict(streams="qvr"), dict(streams="qkv"), dict(window=1, period=3), dict(last_k=4, period=2),
+         dict(multiway=False, dilation=3), dict(last_k=0, multiway=False)]
 
 
 def mixed(c, i):
@@ -35,10 +34,6 @@ reference = partial(muddformer, mixed=mixed)
 @pytest.mark.parametrize("options", CASES, ids=show)
 def test_equations(options):
     compare(reference, *setup("muddformer_ablations", **{**OWN, **options}))
-
-
-def test_reference_depends_on_every_parameter():
-    depends_on_every_parameter(reference, *setup("muddformer_ablations", **{**OWN, "multiway": False}))
 
 
 def test_default_is_muddformer():
@@ -62,24 +57,12 @@ def test_widths():
 
 @pytest.mark.parametrize("options", [
     dict(), dict(dynamic=False, period=2), dict(streams="kv", dilation=2), dict(multiway=False, window=2),
-    dict(multiway=False, dynamic=False), dict(last_k=2, streams="vr"), dict(ffn_realloc=False, n_layer=17),
-    dict(multiway=False, n_layer=17), dict(last_k=0, multiway=False)], ids=show)
+    dict(last_k=2, streams="vr"), dict(last_k=0, multiway=False)], ids=show)
 def test_costs(options):
     """The counter sees matrix products only, the sums over depth are 2 FLOPs for each weight and channel."""
-    (parameters, flops, read), counted = extra("muddformer_ablations", **options)
+    (_, flops, read), (_, products) = extra("muddformer_ablations", **options)
     with torch.device("meta"):
         model = models.build("muddformer_ablations", **{**SMALL, **options})
     sizes = [m.a.shape for m in model.aggregate if m is not None]
-    assert (parameters, flops - sum(2 * n * S * 64 for n, S in sizes)) == counted
+    assert products == flops - sum(2 * n * S * 64 for n, S in sizes)
     assert read == sum(S - 1 for _, S in sizes) * 64
-
-
-@pytest.mark.parametrize("options", [dict(dynamic=False), dict(streams="kv", period=2)], ids=show)
-def test_states_are_bf16_under_autocast(options):
-    assert dtypes_read("muddformer_ablations", **options) == {torch.bfloat16}
-
-
-def test_groups():
-    mixing = {f"aggregate.{key}" for key in ("a", "w1.weight", "w2.weight")}
-    assert own_groups(setup("muddformer_ablations", **OWN)[0]) == (set(), mixing)
-    assert own_groups(setup("muddformer_ablations", **{**OWN, "dynamic": False})[0]) == (set(), {"aggregate.a"})

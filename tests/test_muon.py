@@ -26,7 +26,7 @@ def matrix(kind, seed=0):
 
 
 @pytest.mark.parametrize("kind", ["tall", "wide", "square", "row", "column", "ill-conditioned", "rank-deficient"])
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
+@pytest.mark.parametrize("scale", [1e-3, 1e4])
 def test_singular_values_and_polar_factor(kind, scale):
     G = matrix(kind) * scale
     U, S, V = torch.linalg.svd(G, full_matrices=False)
@@ -127,7 +127,7 @@ class Ranks:
         out.copy_(torch.cat([self.sent.get(r, torch.full_like(mine, math.nan)) for r in range(self.world)]))
 
 
-@pytest.mark.parametrize("world", [2, 3, 4, 9])
+@pytest.mark.parametrize("world", [2, 4, 9])
 @pytest.mark.parametrize("dtype", [None, torch.float64])
 def test_the_work_is_dealt_to_the_ranks(world, dtype, monkeypatch):
     """Every rank ends with the weights of a single process; 9 ranks are more than there are matrices."""
@@ -157,16 +157,6 @@ def test_the_work_is_dealt_to_the_ranks(world, dtype, monkeypatch):
             near(p, q, size=1, dtype=p.dtype)
 
 
-def test_cautious_decay_by_hand():
-    """An update of +1 / -1 on a diagonal: decay acts only where update and weight have the same sign."""
-    p = nn.Parameter(torch.tensor([2.0, 4.0]).diag().double())
-    p.grad = torch.tensor([1.0, -1.0]).diag().double()
-    muon.Muon([p], lr=0.1, weight_decay=0.5).step()
-    u = muon.polar_express(torch.eye(2).double())[0, 0]                # near 1; of another norm, a little other
-    torch.testing.assert_close(p.detach(), torch.diag(torch.stack((2 - 0.1 * 0.5 * 2 - 0.1 * u, 4 + 0.1 * u))),
-                               atol=1e-5, rtol=0)
-
-
 def test_momentum_schedule():
     at = [muon.momentum_at(s, 1000) for s in range(1000)]
     assert at[0] == 0.85 and at[50] == pytest.approx(0.9) and at[100] == at[500] == at[900] == pytest.approx(0.95)
@@ -179,70 +169,71 @@ def test_vectors_are_refused():
         muon.Muon([nn.Parameter(torch.zeros(3))])
 
 
-def test_state_survives_a_round_trip(tmp_path):
-    def run(steps, reload_at=None):
+@pytest.mark.parametrize("kind", ["muon", "adamw"])
+def test_state_survives_a_round_trip(kind, tmp_path):
+    """As checkpoints hold it; a parameter without a gradient so far, or frozen, has no state."""
+    class Late(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks, self.late = nn.ModuleList([nn.Linear(7, 5)]), nn.Parameter(torch.ones(5))
+            self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def run(reload_at=None):
         torch.manual_seed(0)
-        p = nn.Parameter(torch.randn(5, 7))
-        opt = muon.Muon([p], lr=0.1, second_moment=0.9)
-        for step in range(steps):
+        net = Late()
+        opts = muon.optimizers(net, kind, 0.1, 0.01, 0.1, second_moment=0.9)
+        for step in range(5):
             if step == reload_at:
-                torch.save(opt.state_dict(), tmp_path / "o.pt")
-                opt = muon.Muon([p], lr=0.7, second_moment=0.9)
-                opt.load_state_dict(torch.load(tmp_path / "o.pt", weights_only=True))
-            p.grad = torch.randn(5, 7, generator=torch.Generator().manual_seed(step))
-            opt.step()
-        return p.detach()
-    assert torch.equal(run(5), run(5, reload_at=3))
+                torch.save([opt.state_dict() for opt in opts], tmp_path / "o.pt")
+                opts = muon.optimizers(net, kind, 0.7, 0.7, 0.1)
+                for opt, state in zip(opts, torch.load(tmp_path / "o.pt", weights_only=True), strict=True):
+                    opt.load_state_dict(state)
+            y = net.blocks[0](torch.randn(2, 7, generator=torch.Generator().manual_seed(step)))
+            (y * net.late if step > 3 else y).square().sum().backward()
+            for opt in opts:
+                opt.step()
+                opt.zero_grad(set_to_none=True)
+        assert (net.late != 1).all() and (net.frozen == 1).all()
+        return torch.cat([p.detach().flatten() for p in net.parameters()])
+    assert torch.equal(run(), run(reload_at=3))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.positions, self.head = nn.Embedding(5, 4), nn.Embedding(3, 4), nn.Linear(4, 5)
+        block = {"attn_norm": nn.LayerNorm(4), "wq": nn.Linear(4, 4), "mix": nn.Conv1d(4, 4, 1)}
+        self.blocks = nn.ModuleList([nn.ModuleDict(block)])
+        self.over_depth, self.weights = nn.Linear(4, 2), nn.Parameter(torch.ones(2))
+
+
+MIXES = {"blocks.0.mix.weight", "blocks.0.mix.bias", "over_depth.weight", "weights"}
 
 
 def test_groups_of_a_run():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks, self.head = nn.ModuleList([nn.Linear(4, 4)]), nn.Linear(4, 2)
-            self.scale = nn.Parameter(torch.ones(3, 3))
+    """Matrices decay and go to Muon; what mixes has a rate of its own."""
     net = Net()
-    first, second = muon.optimizers(net, "muon", 0.02, 0.003, 0.1)
-    assert first.param_groups[0]["params"] == [net.blocks[0].weight] and first.param_groups[0]["weight_decay"] == 0.1
-    usual, mixing = second.param_groups
-    assert len(usual["params"]) == 3 and [id(p) for p in mixing["params"]] == [id(net.scale)]
-    assert usual["weight_decay"] == mixing["weight_decay"] == 0
-    assert {(g["betas"], g["eps"]) for g in second.param_groups} == {((0.9, 0.95), 1e-8)}
-    assert (first.param_groups[0]["peak_lr"], usual["peak_lr"], mixing["peak_lr"]) == (0.02, 0.003, 0.003)
-    (only,) = muon.optimizers(net, "adamw", 0.02, 0.003, 0.1, mix_lr=0.001)
-    found = [(len(g["params"]), g["weight_decay"], g["peak_lr"]) for g in only.param_groups]
-    assert found == [(1, 0.1, 0.003), (3, 0, 0.003), (1, 0, 0.001)]
+    names = {p: name for name, p in net.named_parameters()}
+
+    def groups(*options, **more):
+        return [({names[p] for p in group["params"]}, group["weight_decay"], group["peak_lr"])
+                for opt in muon.optimizers(net, *options, **more) for group in opt.param_groups]
+    usual = {*names.values()} - MIXES - {"blocks.0.wq.weight"}
+    assert groups("muon", 0.02, 0.003, 0.1) == [({"blocks.0.wq.weight"}, 0.1, 0.02), (usual, 0, 0.003),
+                                                (MIXES, 0, 0.003)]
+    assert groups("adamw", 0.02, 0.003, 0.1, mix_lr=0.001) == [({"blocks.0.wq.weight"}, 0.1, 0.003),
+                                                               (usual, 0, 0.003), (MIXES, 0, 0.001)]
+    adamw = muon.optimizers(net, "muon", 0.02, 0.003, 0.1)[1]
+    assert {(group["betas"], group["eps"]) for group in adamw.param_groups} == {((0.9, 0.95), 1e-8)}
     with pytest.raises(ValueError, match="muon or adamw"):
         muon.optimizers(net, "sgd", 1, 1, 1)
 
 
-def test_what_mixes():
-    class Norm(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.gain = nn.Parameter(torch.ones(4))
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed, self.positions, self.head = nn.Embedding(5, 4), nn.Embedding(3, 4), nn.Linear(4, 5)
-            block = {"attn_norm": Norm(), "wq": nn.Linear(4, 4), "mix": nn.Conv1d(4, 4, 1)}
-            self.blocks = nn.ModuleList([nn.ModuleDict(block)])
-            self.over_depth, self.weights = nn.Linear(4, 2), nn.Parameter(torch.ones(2))
-    net = Net()
-    names = {id(p): name for name, p in net.named_parameters()}
-    wanted = {"blocks.0.mix.weight", "blocks.0.mix.bias", "over_depth.weight", "weights"}
-    assert {names[id(p)] for p in muon.mixes(net)} == wanted and names.keys() >= {id(p) for p in muon.mixes(net)}
-
-
 def test_matrices_that_blocks_share_are_one_and_computed_ones_none():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
-            self.blocks[1].weight = self.blocks[0].weight
-            self.blocks.append(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)))
-    net = Net()
+    net = nn.Module()
+    net.blocks = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    net.blocks[1].weight = net.blocks[0].weight
+    net.blocks.append(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)))
     matrices, rest = muon.split_params(net)
     assert [id(p) for p in matrices] == [id(net.blocks[0].weight)] and len(rest) == len(list(net.parameters())) - 1
     del net.blocks
@@ -250,76 +241,13 @@ def test_matrices_that_blocks_share_are_one_and_computed_ones_none():
         muon.split_params(net)
 
 
-def test_a_parameter_that_never_got_a_gradient_can_be_resumed():
-    """Unused, or frozen: it has no state then as now. If the others have none, something is missing."""
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks, self.unused = nn.ModuleList([nn.Linear(4, 4)]), nn.Parameter(torch.ones(3))
-            self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
-    net = Net()
-    opts = muon.optimizers(net, "muon", 0.02, 0.003, 0.1)
-    net.blocks[0](torch.ones(2, 4)).sum().backward()
-    for opt in opts:
-        opt.step()
-    saved = muon.get_states(opts, net)
-    again = muon.optimizers(net, "muon", 0.02, 0.003, 0.1)
-    muon.set_states(again, net, saved, 1)
-    assert again[0].state[net.blocks[0].weight] and not again[1].state.get(net.unused)
-    net.blocks[0](torch.ones(2, 4)).sum().backward()
-    net.unused.grad = torch.ones(3)
-    for opt in again:
-        opt.step()
-    assert (net.unused < 1).all() and (net.frozen == 1).all()
-    del saved[1]["state"][1]
-    with pytest.raises(ValueError, match="frozen has no optimizer state"):
-        muon.set_states(again, net, saved, 1)
-
-
-@pytest.mark.parametrize("kind", ["muon", "adamw"])
-def test_state_of_a_run_does_not_depend_on_the_groups(kind):
-    """A state with all of AdamW in one group, in the order of the model, is read into today's groups."""
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.embed = nn.Parameter(torch.ones(3)), nn.Embedding(5, 4)
-            self.blocks, self.last = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)]), nn.Parameter(torch.ones(2))
-    net = Net()
-    matrices, rest = muon.split_params(net)
-    assert [p.shape for p in rest] == [(3,), (2,), (5, 4), (4,), (4,)]
-    opts = muon.optimizers(net, kind, 0.02, 0.003, 0.1)
-    for p in net.parameters():
-        p.grad = torch.randn_like(p)
-    for opt in opts:
-        opt.step()
-    flat = torch.optim.AdamW(rest if kind == "muon" else matrices + rest, betas=(0.9, 0.95), fused=True)
-    flat.step()
-    saved = muon.get_state(opts[-1], net)
-    for i, state in flat.state_dict()["state"].items():
-        assert all(torch.equal(saved[i][key], state[key]) for key in ("exp_avg", "exp_avg_sq"))
-    again = muon.optimizers(net, kind, 0.02, 0.003, 0.1)
-    for opt, new in zip(opts, again):
-        muon.set_state(new, net, muon.get_state(opt, net), 1)
-        for p in opt.state:
-            assert all(torch.equal(opt.state[p][key], new.state[p][key]) for key in opt.state[p])
-    del saved[0]
-    with pytest.raises(ValueError, match="has no optimizer state"):
-        muon.set_state(again[-1], net, saved, 1)
-
-
 def test_a_closure_makes_the_gradients():
-    """As torch's optimizers take one: the loss comes back, and the step is that of its gradients."""
-    torch.manual_seed(0)
-    W, x = torch.nn.Parameter(torch.randn(4, 6)), torch.randn(6)
-    V = torch.nn.Parameter(W.detach().clone())
-    one, two = muon.Muon([W], lr=0.1), muon.Muon([V], lr=0.1)
+    W = nn.Parameter(torch.zeros(4, 6))
 
     def closure():
-        one.zero_grad()
-        loss = (W @ x).square().sum()
+        loss = W.sum() + 7
         loss.backward()
         return loss
 
-    loss = one.step(closure)
-    (V @ x).square().sum().backward()
-    assert two.step() is None and torch.equal(W, V) and loss.item() > 0
+    opt = muon.Muon([W], lr=0.1)
+    assert opt.step(closure).item() == 7 and (W < 0).all() and opt.step() is None

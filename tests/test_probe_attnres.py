@@ -1,23 +1,12 @@
 """probes of attnres.py, attnres_block.py, attnres_delta.py and mhar.py against what the models read."""
 import math
+from itertools import product
 
 import pytest
 import torch
-from analysis import average, check_depth, double, numbers, passed, random_model, tokens  # noqa: F401
+from analysis import average, double, numbers, passed, random_model, tokens  # noqa: F401
 
-from nanodepth import record
-
-
-@pytest.mark.parametrize("name, options", [
-    ("attnres", {}), ("attnres_delta", {}), *(("attnres_block", dict(block_size=n)) for n in (1, 2, 4, 6))], ids=str)
-def test_depth_matrix_makes_every_input_from_the_outputs(name, options):
-    check_depth(name, **options)
-
-
-@pytest.mark.parametrize("name", ["attnres", "attnres_delta"])
-def test_one_layer(name):
-    found = numbers(random_model(name, n_layer=1))
-    assert found["adjacent"] == {} and len(found["lens"]) == 2 and found["depth_error"] < 1e-9
+import probes
 
 
 def test_what_several_heads_read_is_no_sum_of_outputs():
@@ -29,13 +18,13 @@ def test_what_several_heads_read_is_no_sum_of_outputs():
 def test_stats_against_loops(name, options):
     """Of each head, where there are several, its weights make its slice of what the reader reads."""
     model = random_model(name, **options)
-    found, queries = record.stats(name, model, tokens()[0]), model.depth_attention.query
+    found, queries = probes.stats(name, model, tokens()[0]), model.depth_attention.query
     outputs, n, size = passed(model).outputs, options.get("n_depth_head", 1), options.get("block_size", 1)
     assert len(found["entropy"]) == len(found["newest"]) == len(queries) == (5 if name == "attnres_delta" else 6)
     for l, w in enumerate(queries, start=1):
         sources = [outputs[0], *(sum(outputs[s:min(s + size, l + 1)]) for s in range(1, l + 1, size))]
         entropies, newest = [], []
-        for b, t, i in [(b, t, i) for b in range(2) for t in range(12) for i in range(n)]:
+        for b, t, i in product(range(2), range(12), range(n)):
             part = slice(i * 32 // n, (i + 1) * 32 // n)
             scores = [torch.dot(w[part], (v[b, t] / v[b, t].square().mean().sqrt())[part]).item() for v in sources]
             row = [math.exp(x) / sum(map(math.exp, scores)) for x in scores]

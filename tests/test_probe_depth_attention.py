@@ -1,14 +1,10 @@
 """probes/depth_attention.py against the values that attention gets."""
 import pytest
 import torch
-from analysis import check_depth, double, passed, random_model, tokens, values_of  # noqa: F401
+from analysis import double, random_model, tokens, values_of  # noqa: F401
 
-from nanodepth import record
+import probes
 from probes.depth_attention import mixtures, value_matrix
-
-
-def test_depth_matrix_makes_every_input_from_the_outputs():
-    check_depth("depth_attention")
 
 
 @pytest.mark.parametrize("options", [{}, dict(n_kv_head=4, qk_norm=False), dict(stride=2, n_kv_head=1)], ids=str)
@@ -21,5 +17,5 @@ def test_shares_make_the_values(options):
     A = value_matrix(model, found)["v"]
     assert torch.equal(A, A.tril()) and torch.allclose(A.sum(-1), torch.ones(3)) and A[0, 0] == 1
     assert all(0 < A[n, 0] < 1 for n in (1, 2))
-    stats = record.stats("depth_attention", model, tokens()[0])
+    stats = probes.stats("depth_attention", model, tokens()[0])
     assert stats["earlier_values"] == pytest.approx((1 - A.diagonal()).tolist(), abs=1e-6)

@@ -1,30 +1,22 @@
-"""probes/hyperconnections.py, of three models, against what they read."""
+"""probes/hyperconnections.py, of three models, against their maps."""
 import pytest
-from analysis import average, check_depth, double, passed, random_model, tokens  # noqa: F401
+from analysis import average, double, passed, random_model, tokens  # noqa: F401
 
 import models
-from nanodepth import record
-
-CASES = [("hyperconnections", {}), ("hyperconnections", dict(dynamic=False, n_streams=2)), ("mhc", dict(n_streams=3)),
-         ("mhc_lite", dict(n_streams=3))]
-
-
-@pytest.mark.parametrize("name, options", CASES, ids=str)
-def test_depth_matrix_makes_every_input_from_the_outputs(name, options):
-    check_depth(name, **options)
+import probes
 
 
 @pytest.mark.parametrize("name, options", [("hyperconnections", {}), ("hyperconnections", dict(dynamic=False)),
                                            ("mhc", {}), ("mhc_lite", {})], ids=str)
 def test_stats_at_the_start_and_against_loops(name, options):
-    start = record.stats(name, models.build(name, vocab_size=97, n_layer=2, n_head=4, d_model=32, **options).eval(),
+    start = probes.stats(name, models.build(name, vocab_size=97, n_layer=2, n_head=4, d_model=32, **options).eval(),
                          tokens()[0])
     wanted = 1.0 if name == "hyperconnections" else 0.4753                      # sigmoid(1), and three of sigmoid(-1)
     assert start["focus"] == pytest.approx([wanted] * 4, abs=1e-4) and start["write"] == pytest.approx([1.0] * 4)
     keep = [0.994008] * 4 if name == "mhc_lite" else [1.0] * 4                  # (1 + 5 e^-8) / (1 + 23 e^-8)
     assert start["keep"] == pytest.approx(keep, abs=1e-6 if name == "mhc_lite" else 2e-3)       # exp(-8) is not zero
     model = random_model(name, **options)
-    found, calls = record.stats(name, model, tokens()[0]), passed(model).calls["connections"]
+    found, calls = probes.stats(name, model, tokens()[0]), passed(model).calls["connections"]
     modules = [m for block in model.blocks for m in (block.attn_connection, block.mlp_connection)]
     for n, (m, (inputs, _)) in enumerate(zip(modules, calls, strict=True)):
         pre, post, res = m.maps(inputs[0])

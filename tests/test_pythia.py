@@ -5,8 +5,7 @@ import pytest
 import torch
 from reference import (  # noqa: F401  (float64: autouse)
     OLDER, OLDER_CASES, block, compare_logits, count, equal_to_transformers, float64, layer_norm, older_initial_values,
-    per_head, reference_logits, renamed, setup, show,
-)
+    per_head, reference_logits, renamed, setup, show)
 from small import wide
 
 
@@ -54,11 +53,9 @@ def test_equations():
 
 
 @pytest.mark.parametrize("L, d, h, V, want", [
-    (6, 512, 8, 50304, 70_426_624), (12, 768, 12, 50304, 162_322_944), (24, 1024, 16, 50304, 405_334_016),
-    (16, 2048, 8, 50304, 1_011_781_632), (24, 2048, 16, 50304, 1_414_647_808), (32, 2560, 32, 50304, 2_775_208_960),
-    (32, 4096, 32, 50432, 6_857_302_016), (36, 5120, 40, 50688, 11_846_072_320)])
+    (6, 512, 8, 50304, 70_426_624), (24, 2048, 16, 50304, 1_414_647_808), (36, 5120, 40, 50688, 11_846_072_320)])
 def test_sizes(L, d, h, V, want):
-    """The eight released models, arXiv:2304.01373."""
+    """Three of the released models, arXiv:2304.01373."""
     assert count("pythia", vocab_size=V, n_layer=L, d_model=d, n_head=h) == want
 
 

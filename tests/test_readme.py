@@ -1,5 +1,5 @@
 """What the README states about the code is true."""
-import json
+import csv
 import re
 import runpy
 from dataclasses import fields
@@ -7,17 +7,15 @@ from pathlib import Path
 
 import settings
 import torch
-from analysis import random_model, tokens
 
 import models
-from nanodepth import command, curves, timing
+import train
+from nanodepth import timing
 from nanodepth.presets import PRESETS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 DOCS = {path.stem: path.read_text() for path in (ROOT / "docs").glob("*.md")}
-
-
 ROWS = re.findall(r"^\| `(\w+)` \| .*\[\d{4}\.\d{5}\]", README, re.M)
 
 
@@ -31,13 +29,13 @@ def test_one_page():
 
 def test_speeds_are_those_of_their_file():
     text = (ROOT / "results" / "bench" / "README.md").read_text()
-    for row in json.loads((ROOT / "results" / "bench" / "cpu.json").read_text())["models"]:
-        cells = r" \| \S+ \| {:.3f} ±{:.3f} \|".format(*row["ratio"])
+    for row in csv.DictReader((ROOT / "results" / "bench" / "cpu.csv").open()):
+        cells = r" \| \S+ \| {:.3f} ±{:.3f} \|".format(float(row["ratio"]), float(row["ratio_plus_minus"]))
         assert row["model"] == row["against"] or re.search(rf"^\| `{row['model']}`{cells}", text, re.M), row["model"]
 
 
 def test_sizes_of_all_models():
-    """The table is made by a command, and is of the day it was made: it names all models, in rows as they are made."""
+    """The table is of the day it was made: it names all models, in rows as they are made today."""
     sizes = runpy.run_path(str(ROOT / "results" / "sizes.py"))
     text, (*_, n, more, _) = (ROOT / "results" / "sizes.md").read_text(), sizes["row"](models.names()[1])
     assert {name for name in models.names() if settings.belongs(name)} <= set(re.findall(r"^\| `(\w+)`", text, re.M))
@@ -48,7 +46,7 @@ def test_sizes_of_all_models():
 
 def test_options_that_a_resumed_run_may_change():
     said = DOCS["training"].split("Options\nhold, but for")[1].split("\n\n")[0]
-    assert {*re.findall(r"--(\w+)", said), "resume", "data", "max_steps"} == command.MAY_CHANGE
+    assert {*re.findall(r"--(\w+)", said), "resume", "data", "max_steps"} == train.MAY_CHANGE
 
 
 def test_flags_of_the_commands_exist(scripts):
@@ -103,49 +101,7 @@ def test_what_many_gpus_hold_and_send():
             assert f"| {row} |" in DOCS["many-gpus"]
 
 
-def test_tables_of_the_small_study_are_those_of_its_logs():
-    study = ROOT / "results" / "study-small"
-    logs, text = sorted((study / "logs").iterdir()), (study / "README.md").read_text()
-    groups = curves.systems([curves.read_log(run) for run in logs])
-    order = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")][:len(groups)]
-    table = curves.table(curves.summarise({label: groups[label] for label in order}, "gpt"), "gpt")
-    assert table in text
-    assert runpy.run_path(str(study / "study.py"))["claims"](logs) in text
-
-
-def test_tables_of_the_study_are_those_of_its_logs():
-    study = ROOT / "results" / "study-cpu"
-    report = runpy.run_path(str(study / "report.py"))
-    strong = report["groups"]()
-    text = (study / "README.md").read_text()
-    assert report["main_table"](strong) in text and report["heads_table"]() in (study / "copying.md").read_text()
-    assert report["claims_table"](strong, report["plain_groups"]()) in text
-    assert report["front_table"](strong) in README
-    assert all(report["rates_table"](name) in (study / "rates.md").read_text() for name in report["TRIES"])
-
-
-def test_table_of_the_longer_texts_is_that_of_its_losses():
-    folder = ROOT / "results" / "length"
-    rows = [json.loads(line) for line in (folder / "losses.jsonl").read_text().splitlines()]
-    table = runpy.run_path(str(folder / "length.py"))["table"](rows)
-    assert table in (folder / "README.md").read_text()
-
-
-def test_what_copying_heads_read():
-    """The table is that of its numbers, and a cut changes a model's loss, layer by layer, only while it is active."""
-    study = ROOT / "results" / "study-cpu"
-    copying, words = (runpy.run_path(str(study / f"{name}.py")) for name in ("copying", "study"))
-    found = json.loads((study / "cuts.json").read_text())
-    assert copying["table"](found) in (study / "copying.md").read_text() and found.keys() == copying["CUTS"].keys()
-    for system, cuts in copying["CUTS"].items():
-        name, *options = words["SYSTEMS"][system].split()
-        model, (idx, targets) = random_model(name, **dict(zip((x[2:] for x in options[::2]), options[1::2]))), tokens()
-        losses = {}
-        with torch.no_grad():
-            whole = model(idx, targets)[1].item()
-            for layer, cut in cuts(model).items():
-                with cut:
-                    losses[layer] = model(idx, targets)[1].item()
-            assert model(idx, targets)[1].item() == whole
-        assert list(map(str, losses)) == list(found[system])[1:len(losses) + 1]
-        assert len({whole, *losses.values()}) == len(losses) + 1, system
+def test_results_are_few():
+    files = [path for path in (ROOT / "results").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert len(files) <= 80
+    assert all((path.parent / "runs.csv").exists() for path in files if path.name == "logs.jsonl.xz")

@@ -1,22 +1,15 @@
 """sambay.py against its equations in float64, one token and channel after the other; its recurrence and its cache."""
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
+from measure import extra
 from reference import (  # noqa: F401  (float64: autouse)
-    COMMON, add, compare, depends_on_every_parameter, float64, heads, linear, mlp_sublayer, norm, own_groups, sigmoid,
-    softmax)
+    COMMON, add, attend, compare, float64, linear, mlp_sublayer, norm, project, queries, setup, show)
 
 import models
-import probes
-from nanodepth import record
-from nanodepth.devices import flops_per_token
 
 sambay = models.module("sambay")
-
-
-# --------------------------------------------------------------------------------------- the model, one token at a time
 
 
 def silu(x):
@@ -43,77 +36,39 @@ def mamba(p, c, at, a):
     return out, ys
 
 
-def attention(p, c, at, a, first, keys=None, values=None):
-    """softmax(q k^T / sqrt(D)) v over tokens first(t) .. t, without positions; own keys and values unless given."""
-    def normed(name, u):
-        return norm(p, f"{at}.{name}", u, c) if c.qk_norm else u
-
-    if keys is None:
-        keys = [[normed("k_norm", u) for u in heads(linear(p, f"{at}.wk", x), c.n_kv_head)] for x in a]
-        values = [heads(linear(p, f"{at}.wv", x), c.n_kv_head) for x in a]
-    out, D, group = [], c.d_model // c.n_head, c.n_head // c.n_kv_head
-    for t, x in enumerate(a):
-        y, past = [], range(first(t), t + 1)
-        for h, q in enumerate(heads(linear(p, f"{at}.wq", x), c.n_head)):
-            q = normed("q_norm", q)
-            weights = softmax([torch.dot(q, keys[s][h // group]) / math.sqrt(D) for s in past])
-            y.append(sum(w * values[s][h // group] for w, s in zip(weights, past)))
-            if c.gate != "none":
-                y[-1] = y[-1] * sigmoid(heads(linear(p, f"{at}.gate", x), c.n_head)[h])
-        out.append(linear(p, f"{at}.wo", torch.cat(y)))
-    return out, keys, values
-
-
 def stack(p, c, x):
     half = 2 * (c.n_layer // 4)
     for i in range(c.n_layer):
         at = f"blocks.{i}"
-        a = [norm(p, f"{at}.attn_norm", u, c) for u in x]
-        at += ".attn"
+        a, plain = [norm(p, f"{at}.attn_norm", u, c) for u in x], dict(rotate=lambda u, t, c: u)
         if i < half and i % 2 == 1:
-            mixed = attention(p, c, at, a, lambda t: max(0, t - c.window + 1))[0]
+            mixed = attend(p, c, at, project(p, c, at, a, a, a), window=c.window, **plain)
         elif i <= half:
-            mixed, memory = mamba(p, c, at, a)
+            mixed, memory = mamba(p, c, f"{at}.attn", a)
         elif i == half + 1:
-            mixed, keys, values = attention(p, c, at, a, lambda t: 0)
+            full = project(p, c, at, a, a, a)
+            mixed = attend(p, c, at, full, **plain)
         elif i % 2 == 0 and c.gmu:
-            mixed = [linear(p, f"{at}.wo", silu(linear(p, f"{at}.w_gate", u)) * m) for u, m in zip(a, memory)]
+            mixed = [linear(p, f"{at}.attn.wo", silu(linear(p, f"{at}.attn.w_gate", u)) * m)
+                     for u, m in zip(a, memory)]
         else:
-            mixed = attention(p, c, at, a, lambda t: 0, keys, values)[0]
+            mixed = attend(p, c, at, {**full, **queries(p, c, at, a)}, of=f"blocks.{half + 1}", **plain)
         x = add(x, mixed)
-        x = add(x, mlp_sublayer(p, c, f"blocks.{i}", x))
+        x = add(x, mlp_sublayer(p, c, at, x))
     return x
 
 
-BASE = {key: value for key, value in COMMON.items() if key != "rope_theta"}
-OWN = dict(n_layer=8, n_head=4, n_kv_head=2, d_model=16, d_ff=24, window=3, d_state=3, gmu=True)
-CASES = [dict(), dict(gmu=False), dict(qk_norm=False, tie_embeddings=True, z_loss=0.0),
-         dict(n_kv_head=4, gate="elementwise"), dict(n_kv_head=1, gate="headwise"), dict(window=2), dict(window=4),
-         dict(window=50), dict(d_state=1), *(dict(n_layer=n) for n in (2, 3, 4, 5, 6, 7))]
+OWN = {**{key: value for key, value in COMMON.items() if key != "rope_theta"}, "n_layer": 8, "d_model": 16, "window": 3,
+       "d_state": 3, "gmu": True}
+CASES = [dict(), dict(n_layer=6, gmu=False, qk_norm=False), dict(n_layer=7, window=2, n_kv_head=4, gate="elementwise"),
+         dict(n_layer=2, d_state=1, tie_embeddings=True), dict(n_layer=5, window=50, n_kv_head=1, gate="headwise"),
+         dict(n_layer=3, z_loss=0.0)]
 
 
-def setup(T=7, **options):
-    """A model with every parameter random, leaf copies of its parameters, its options, and a batch."""
-    torch.manual_seed(0)
-    config = {**BASE, **OWN, **options}
-    model = models.build("sambay", **config)
-    with torch.no_grad():
-        for key, q in model.named_parameters():
-            q.normal_(mean=1.0 if key.endswith("norm.weight") else 0.0, std=0.3)
-    p = {key: q.detach().clone().requires_grad_() for key, q in model.named_parameters()}
-    idx, targets = torch.randint(29, (2, 2, T))
-    targets[0, 2] = targets[1, 0] = -1
-    return model, p, SimpleNamespace(**config), idx, targets
-
-
-@pytest.mark.parametrize("options", CASES, ids=str)
+@pytest.mark.parametrize("options", CASES, ids=show)
 def test_equations(options):
     """Logits, loss and the gradient of every parameter."""
-    compare(stack, *setup(**options))
-
-
-def test_reference_depends_on_every_parameter():
-    depends_on_every_parameter(stack, *setup(n_layer=6))
+    compare(stack, *setup("sambay", OWN, **options))
 
 
 def test_mixers():
@@ -121,14 +76,12 @@ def test_mixers():
     c = sambay.Config(n_layer=32)
     assert c.mixers == ["mamba", "window"] * 8 + ["mamba", "full"] + ["gmu", "cross"] * 7
     assert sambay.Config(n_layer=32, gmu=False).mixers == c.mixers[:18] + ["cross"] * 14
-    model, keys = setup()[0], {key for key, _ in setup()[0].named_parameters()}
+    model = setup("sambay", OWN)[0]
+    keys = {key for key, _ in model.named_parameters()}
     kinds = [type(block.attn).__name__ for block in model.blocks]
     assert kinds == ["Mamba", "Attention"] * 3 + ["GMU", "Attention"]
     assert not keys & {f"blocks.7.attn.{name}.weight" for name in ("wk", "wv", "k_norm")}
     assert "blocks.5.attn.wk.weight" in keys and not [*model.buffers()]
-
-
-# ------------------------------------------------------------------------------------------------------- the recurrence
 
 
 def one_after_the_other(a, b):
@@ -161,29 +114,18 @@ def test_recurrence_with_strong_decay_stays_finite():
         assert got.isfinite().all() and (got - wanted).abs().max() <= limit * wanted.abs().max()
 
 
-def test_groups():
-    """What acts on one channel is not a matrix: Mamba's convolution and A are in the group of `mix_lr`."""
-    matrices, mixing = own_groups(setup()[0])
-    assert {key.split(".")[-2] for key in matrices} == {"w_x", "w_z", "w_rank", "w_dt", "w_write", "w_read", "w_gate"}
-    assert {key.removeprefix("blocks.attn.") for key in mixing} == {"A_log", "skip", "dt_bias", "conv.weight",
-                                                                    "conv.bias"}
-
-
 def test_training_keeps_no_states():
     """What autograd saves in the forward pass has no tensor of T states."""
-    model, _, c, idx, targets = setup(T=9, d_state=7)
+    model, _, c, idx, targets = setup("sambay", OWN, d_state=5)
     sizes = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.shape) or x, lambda x: x):
         model(idx, targets)
     assert sizes and not any(c.d_state in shape and 2 * c.d_model in shape and len(shape) > 3 for shape in sizes)
 
 
-# ------------------------------------------------------------------------------------------------------------ the cache
-
-
 def test_what_the_cache_holds():
     """Keys and values of all tokens for windows and the full attention; nothing for the layers that only read."""
-    model = setup()[0]
+    model = setup("sambay", OWN)[0]
     small, large = (sambay.Cache(model, 2, n) for n in (10, 1000))
     assert [*large.k] == [*large.v] == [1, 3, 5] and [*large.u] == [*large.state] == [0, 2, 4]
     assert all(large.k[i].shape == (2, 2, 1000, 4) for i in large.k)
@@ -194,35 +136,13 @@ def test_what_the_cache_holds():
 @torch.no_grad()
 def test_a_cache_under_autocast_keeps_its_states_in_fp32():
     torch.set_default_dtype(torch.float32)
-    model, _, _, idx, _ = setup(T=20, max_len=30)
+    model, _, _, idx, _ = setup("sambay", OWN)
     with torch.autocast("cpu", torch.bfloat16):
-        full, cache = model(idx)[0], sambay.Cache(model, 2, 30)
-        parts = [model(idx[:, a:b], cache=cache)[0] for a, b in ((0, 9), (9, 10), (10, 20))]
+        full, cache = model(idx)[0], sambay.Cache(model, 2, 9)
+        parts = [model(idx[:, a:b], cache=cache)[0] for a, b in ((0, 3), (3, 4), (4, 7))]
     assert {t.dtype for t in (cache.u[0], cache.k[1], cache.v[5])} == {torch.bfloat16}
     assert cache.state[0].dtype == torch.float32
     assert (torch.cat(parts, 1).float() - full.float()).abs().max() < 0.05 * full.abs().max()
-
-
-def test_every_mixer_is_one_graph():
-    """In forward, backward and decoding; the rest is in test_compile.py."""
-    model, _, _, idx, targets = setup(n_layer=6)
-    want = model(idx, targets)[1]
-    want.backward()
-    grads = {key: p.grad.clone() for key, p in model.named_parameters()}
-    model.zero_grad()
-    got = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")(idx, targets)[1]
-    got.backward()
-    assert (got - want).abs() < 1e-9
-    for key, p in model.named_parameters():
-        assert (p.grad - grads[key]).abs().max() < 1e-9, key
-    with torch.no_grad():
-        step = torch.compile(model.forward, fullgraph=True, dynamic=False, backend="aot_eager")
-        cache = sambay.Cache(model, 2, 7)
-        parts = [step(token, cache=cache)[0] for token in idx.split(1, dim=1)]
-        assert (torch.cat(parts, 1) - model(idx)[0]).abs().max() < 1e-9
-
-
-# ------------------------------------------------------------------------------------------------------- initial values
 
 
 def test_initial_values():
@@ -244,40 +164,12 @@ def test_initial_values():
     assert (model.blocks[6].attn.wo.weight == 0).all() and 0.015 < model.blocks[6].attn.w_gate.weight.std() < 0.025
 
 
-def test_states_under_autocast_are_bf16():
-    """The stream, the memory, and the shared keys and values."""
-    torch.set_default_dtype(torch.float32)
-    model, _, _, idx, targets = setup(T=20, max_len=20)
-    seen = []
-    model.blocks[-1].register_forward_hook(lambda m, inputs, output: seen.extend([output, *inputs[1].values()]))
-    with torch.autocast("cpu", torch.bfloat16):
-        model(idx, targets)
-    assert len(seen) == 4 and {x.dtype for x in seen} == {torch.bfloat16}
-
-
-@pytest.mark.parametrize("options", [
-    dict(), dict(n_layer=12, window=16, gate="headwise"), dict(n_layer=8, d_state=5),
-    dict(n_layer=8, gmu=False, qk_norm=False, gate="elementwise"), dict(n_layer=5, n_kv_head=4)], ids=str)
+@pytest.mark.parametrize("options", [dict(n_layer=12, window=16), dict(n_layer=8, gmu=False)], ids=show)
 def test_costs(options):
-    """Parameters exactly, and FLOPs at two lengths: the counter sees matrix products, of windows with all keys."""
-    shape = dict(vocab_size=50, n_layer=4, n_head=4, n_kv_head=2, d_model=64, d_ff=128, max_len=64)
-    with torch.device("meta"):
-        model = models.build("sambay", **{**shape, **options})
-        c, E, of = model.config, 2 * 64, model.config.mixers.count
-        base = models.build("gpt", **shape | dict(n_layer=c.n_layer, n_kv_head=c.n_kv_head, gate=c.gate,
-                                                  qk_norm=c.qk_norm))
-    mixing = of("mamba") * E * (7 * c.d_state + 3) + of("gmu") * E           # beside the convolution, which it sees
+    """At two lengths; the counter sees matrix products and the convolution, of windows with all keys."""
     for T in (64, 32):
-        params, flops, read = probes.of("sambay", "costs")(c, T)
-        assert params == sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in base.parameters())
-        beyond = of("window") * 4 * 64 * max(0, T - c.window)
-        more = flops_per_token(model, T) - flops_per_token(base, T)
-        assert more == flops - mixing + beyond
-        assert read == of("gmu") * E
-
-
-def test_stats():
-    model, p, c, idx, _ = setup()
-    stats = record.stats("sambay", model, idx)
-    assert [len(stats[name]) for name in ("dt", "memory_gate")] == [3, 1] and min(stats["dt"]) > 0
-    assert list(record.stats("sambay", setup(gmu=False)[0], idx)) == ["dt"]
+        (_, flops, read), (_, products) = extra("sambay", T, **options)
+        c = sambay.Config(**options)
+        of, E, window = c.mixers.count, 2 * 64, c.window
+        mixing = of("mamba") * E * (7 * 16 + 3) + of("gmu") * E
+        assert products == flops - mixing + of("window") * 4 * 64 * max(0, T - window) and read == of("gmu") * E

@@ -1,40 +1,63 @@
 """Documents out of folders, patterns and files of all kinds."""
+import gzip
 import json
+import lzma
 import os
 import random
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-import data_prep
-from folders import DOCS, EOT, main, splits_of, write_parquet, zst
-from nanodepth import tokenizers
+from folders import DOCS, EOT, write_parquet, zst
 from nanodepth.cli import UserError
 from nanodepth.texts import documents, text_files
 
 
+def docs_of(path, raw, field="text"):
+    path.write_bytes(raw)
+    return list(documents([path], field))
+
+
 def test_documents_of_a_text_file(tmp_path):
-    def docs(raw, name="a.txt"):
-        (tmp_path / name).write_bytes(raw)
-        return list(documents([tmp_path / name]))
+    def docs(raw):
+        return docs_of(tmp_path / "a.txt", raw)
 
     assert docs(b"a\n\nb\n") == ["a\n\nb\n"]                              # no separator: the file as it is
     assert docs(b"a\n<|endoftext|>\nb\n<|endoftext|>\n") == ["a", "b"]
     inside = b"a\n <|endoftext|>\n<|endoftext|>b"
     assert docs(b"<|endoftext|>\n\n<|endoftext|>\n" + inside) == [inside.decode()]
     assert docs(b"a\r\n<|endoftext|>\r\nb\r\n") == ["a", "b\r\n"]
-    assert docs(b"\xef\xbb\xbfa\x0bb\x85c".replace(b"\x85", "\u2028".encode())) == ["a\x0bb\u2028c"]
-    assert docs(b'{"text": "x\\ud83d y"}\n\n{"text": ""}\n{"text": "<|endoftext|>"}', "a.jsonl") == ["x? y", EOT]
+    assert docs("\ufeffa\x0bb\u2028c".encode()) == ["a\x0bb\u2028c"]      # an editor's byte order mark is no text
+
+
+def test_fields_of_a_jsonl_file(tmp_path, capsys):
+    """A null or empty text is counted and left out; a field can lie within another; a missing one is an error."""
+    file = tmp_path / "a.jsonl"
+    assert docs_of(file, b'{"text": "x\\ud83d y"}\n\n{"text": ""}\n{"text": null}\n{"text": "<|endoftext|>"}') == [
+        "x? y", EOT]
+    assert capsys.readouterr().out == "reading: 2 rows without text left out\n"
+    rows = {"data": {"text": "a"}, "data.id": "b"}, {"data": {"text": None}, "data.id": "c"}, {"data": None}
+    raw = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    assert docs_of(file, raw, "data.text") == ["a"]
+    assert docs_of(file, raw, "data.id") == ["b", "c"]
+    for field in ("data", "text", "data.nothing", "data.text.text"):
+        with pytest.raises(UserError, match=f"a.jsonl:1: not a JSON object with text in the field '{field}'"):
+            list(documents([file], field))
+    for line in (b'{"text": 5}', b'["text"]', b"null", b'{"text": "b"'):
+        with pytest.raises(UserError, match="a.jsonl:3: not a JSON object with text in the field 'text'"):
+            docs_of(file, b'{"text": "a"}\n\n' + line)
 
 
 def test_folders_and_patterns(tmp_path, monkeypatch):
     """Against a list by hand: the files of a folder or a pattern are sorted, hidden and foreign ones left out."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "c"))
     for name in ("b/z.txt", "b/a/x.md", "b/a-/y.jsonl", "b/B.TXT", "b/.hidden.txt", "b/.git/c.txt", "b/page.html",
                  "c/2.txt", "c/10.txt", "c/1.md", "[1].txt"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_text(json.dumps({"text": name}) if ".jsonl" in name else name)
+        Path(name).write_text(json.dumps({"text": name}) if ".jsonl" in name else name, encoding="utf-8")
     os.symlink("nowhere", "b/dangling.txt")
     below = ["b/B.TXT", "b/a-/y.jsonl", "b/a/x.md", "b/z.txt"]
     for paths, files in ((["b"], below), (["c/*.txt", "b"], ["c/10.txt", "c/2.txt", *below]),
@@ -43,57 +66,73 @@ def test_folders_and_patterns(tmp_path, monkeypatch):
                          (["c/2.txt", "c/1.md"], ["c/2.txt", "c/1.md"])):
         assert text_files(paths) == files
         assert list(documents(text_files(paths))) == files
-    meta = data_prep.prepare_text(["b"], "out", "byte", val_files=["c/*.txt"])
-    text = {k: tokenizers.load_tokenizer("byte").decode(v) for k, v in splits_of("out").items()}
-    assert text == {"train": EOT + EOT.join(below), "val": f"{EOT}c/10.txt{EOT}c/2.txt"}
-    assert meta["source"] == "B.TXT, y.jsonl, x.md, z.txt, 10.txt, 2.txt"
+    assert text_files(["~/2.txt", Path("~/1*")]) == [f"{tmp_path}/c/{name}" for name in ("2.txt", "1.md", "10.txt")]
 
 
-def test_zst_without_a_line_break_in_sight(tmp_path, monkeypatch):
-    """Lines across frames and reads; a frame that is cut anywhere is an error, one that nothing follows is not."""
-    rng = random.Random(0)
+def test_links_to_folders_are_followed_once(tmp_path):
+    for name in ("far/deep/1.txt", "far/2.txt", "books/3.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name, encoding="utf-8")
+    for link, target in (("books/far", "../far"), ("books/far-again", "../far/"), ("far/deep/round", "../../books"),
+                         ("books/itself", ".")):
+        os.symlink(target, tmp_path / link)
+    books = tmp_path / "books"
+    assert text_files([books]) == [f"{books}/3.txt", f"{books}/far/2.txt", f"{books}/far/deep/1.txt"]
+
+
+def test_a_line_over_many_frames(tmp_path):
+    """Of a .zst; a frame that is cut anywhere is an error, one that nothing follows is not."""
+    rng, file = random.Random(0), tmp_path / "a.txt.zst"
     text = "".join(chr(rng.randrange(32, 127)) for _ in range(100_000))
-    lines = [text[:70_000], "", text[70_000:], "end"]
-    raw = zst("\n".join(lines).encode())
-    assert len(raw) > 4 * 2**14
-    (tmp_path / "a.txt.zst").write_bytes(raw)
-    assert list(documents([tmp_path / "a.txt.zst"])) == ["\n".join(lines)]
-    second = len(zst("\n".join(lines).encode()[:len("\n".join(lines)) // 3]))
-    for cut in (1, 5, 20_000, second + 1, len(raw) - 1):
-        (tmp_path / "a.txt.zst").write_bytes(raw[:cut])
+    text = f"{text[:70_000]}\n\n{text[70_000:]}\nend"
+    raw, first = zst(text.encode()), len(zst(text[:len(text) // 3].encode()))
+    assert len(raw) > 4 * 2**14 and docs_of(file, raw) == [text]
+    for broken in (raw[:1], raw[:5], raw[:20_000], raw[:first + 1], raw[:-1], raw[:-50] + b"#" * 50):
         with pytest.raises(UserError, match="a.txt.zst: broken or truncated archive") as e:
-            list(documents([tmp_path / "a.txt.zst"]))
+            docs_of(file, broken)
         assert "\n" not in str(e.value)
-    with open(tmp_path / "a.txt.zst", "wb") as f:
-        f.write(raw[:-50] + b"#" * 50)
-    with pytest.raises(UserError, match="a.txt.zst: broken or truncated archive"):
-        list(documents([tmp_path / "a.txt.zst"]))
 
 
-def test_columns_of_parquet(tmp_path):
+@pytest.mark.parametrize("packing, compress", [("gz", gzip.compress), ("xz", lzma.compress)])
+def test_padding_between_and_after_the_parts_of_an_archive(tmp_path, packing, compress):
+    file, a, b = tmp_path / f"a.txt.{packing}", compress(b"one\ntw"), compress(b"o\n")
+    for raw in (a + b, a + bytes(4) + b, a + b + bytes(4), a + bytes(2**14) + b + bytes(2**15)):
+        assert docs_of(file, raw) == ["one\ntwo\n"]
+    for raw in (a[:-9], a + bytes(4) + b[:-1], a + b"#", b"plain text"):
+        with pytest.raises(UserError, match=f"a.txt.{packing}: broken or truncated archive"):
+            docs_of(file, raw)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.txt.gz", "a.parquet"])
+def test_git_lfs_pointers(tmp_path, name):
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
+    with pytest.raises(UserError, match=f"{name}: a Git LFS pointer and not the file itself: run git lfs pull"):
+        docs_of(tmp_path / name, pointer)
+
+
+def test_columns_of_parquet(tmp_path, capsys):
     pyarrow = pytest.importorskip("pyarrow")
     file = write_parquet(tmp_path / "a.parquet", {
         "id": [1, 2, 3], "body": ["a\n<|endoftext|>\nb", None, ""], "raw": [b"x", b"y", b"z"],
-        "tag": pyarrow.array(["x", "y", "x"]).dictionary_encode(), "parts": [["x"], [], ["y"]]})
-    assert list(documents([file], "body")) == ["a\n<|endoftext|>\nb"] and list(documents([file], "tag")) == [*"xyx"]
-    for field, words in (("text", "no column 'text', but 'id', 'body', 'raw', 'tag', 'parts': name the --field"),
-                         ("id", "the column 'id' holds int64 and no text"),
-                         ("raw", "the column 'raw' holds binary and no text"),
-                         ("parts", "the column 'parts' holds list<")):
-        with pytest.raises(UserError, match=f"a.parquet: {words}"):
+        "tag": pyarrow.array(["x", "y", "x"]).dictionary_encode(), "parts": [["x"], [], ["y"]],
+        "data": [{"text": "p", "id": 1}, {"text": None, "id": 2}, None]})
+    assert list(documents([file], "body")) == ["a\n<|endoftext|>\nb"]
+    assert capsys.readouterr().out == "reading: 2 rows without text left out\n"
+    assert list(documents([file], "tag")) == [*"xyx"] and list(documents([file], "data.text")) == ["p"]
+    for field in ("text", "id", "raw", "parts", "data", "data.id", "data.nothing"):
+        with pytest.raises(UserError, match=re.escape(
+                f"a.parquet: no text in a column '{field}', but 'id' (int64), 'body' (string), 'raw' (binary)")):
             list(documents([file], field))
     raw = write_parquet(tmp_path / "b.parquet", {"text": [doc * 50 for doc in DOCS]}).read_bytes()
     for broken in (b"", b"PAR1", raw[:-1], raw[:len(raw) // 2], raw[:4] + b"#" * 30 + raw[34:], b"{}\n" * 9):
-        (tmp_path / "b.parquet").write_bytes(broken)
         with pytest.raises(UserError, match="b.parquet: broken or truncated") as e:
-            list(documents([tmp_path / "b.parquet"]))
+            docs_of(tmp_path / "b.parquet", broken)
         assert "\n" not in str(e.value)
 
 
 def test_parquet_is_read_in_pieces(tmp_path, monkeypatch):
     """A document of a file of one row group is there before the rows far behind it are."""
-    parquet = pytest.importorskip("pyarrow.parquet")
-    pyarrow = pytest.importorskip("pyarrow")
+    parquet, pyarrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
     parquet.write_table(pyarrow.table({"text": [f"{i} {'x' * 9}" for i in range(5000)]}), tmp_path / "a.parquet")
     read, real = [], parquet.ParquetFile.iter_batches
 
@@ -108,10 +147,7 @@ def test_parquet_is_read_in_pieces(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name, package", [("a.parquet", "pyarrow"), ("a.txt.zst", "zstandard")])
-def test_packages_that_are_missing(tmp_path, monkeypatch, capsys, name, package):
-    (tmp_path / name).write_bytes(b"x")
-    for module in (package, "compression"):
-        monkeypatch.setitem(sys.modules, module, None)
-    code, _, err = main(monkeypatch, capsys, tmp_path, "text", name, "--name", "x", "--tokenizer", "byte")
-    assert code == 2 and err == f"data_prep.py: error: {name} needs the package {package}: pip install {package}\n"
-    assert not list(tmp_path.glob("data/*"))
+def test_packages_that_are_missing(tmp_path, monkeypatch, name, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=f" needs the package {package}: pip install {package}$"):
+        docs_of(tmp_path / name, b"x")

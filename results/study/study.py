@@ -13,7 +13,6 @@ logs.jsonl.xz beside this file (or in --results), and is not run again. Several 
 
     python results/study/study.py --data mine --results runs/mine --systems gpt mymodel --steps 1000
 """
-import argparse
 import csv
 import fcntl
 import json
@@ -30,6 +29,7 @@ import publish  # noqa: E402
 
 import models  # noqa: E402
 from nanodepth import runs  # noqa: E402
+from nanodepth.cli import Parser, run_script  # noqa: E402
 from nanodepth.data import Data, find_folder  # noqa: E402
 
 STEPS, SEEDS = (500, 1000, 2000, 4000), 3
@@ -166,18 +166,19 @@ def best_scale(system, steps, args):
     return best
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv):
+    parser = Parser("study.py", description=__doc__)
     parser.add_argument("--data", default="wiki", help="folder made by data_prep.py, or its name under data/ (wiki)")
     parser.add_argument("--results", type=Path, default=HERE, help="where runs.csv and logs.jsonl.xz are (this folder)")
-    parser.add_argument("--out", type=Path, default=Path("runs/study"), help="where the runs go (runs/study)")
+    parser.add_argument("--out", type=Path, help="where the runs go (runs/study; with --results, RESULTS/runs)")
     parser.add_argument("--steps", type=int, nargs="+", default=STEPS, help=f"lengths {STEPS}")
     parser.add_argument("--scales", type=float, nargs="+", default=(1, 0.5, 0.25), help="of the rates (1 0.5 0.25)")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="%(default)s")
     parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=[*SYSTEMS, *models.names()],
                         metavar="SYSTEM", help=f"{' '.join(SYSTEMS)} (all), or any other model")
-    args, args.options = parser.parse_known_args()                  # further options go to train.py
-    args.out, args.results = args.out.resolve(), Results(args.results.resolve())
+    args, args.options = parser.parse_known_args(argv)              # further options go to train.py
+    args.out = (args.out or ("runs/study" if args.results == HERE else args.results / "runs"))
+    args.out, args.results = Path(args.out).resolve(), Results(args.results.resolve())
     fingerprint = Data(find_folder(args.data)).fingerprint
     if others := {leg["data"] for leg in args.results.legs().values()} - {fingerprint}:
         parser.error(f"{args.results.csv} is of other data ({', '.join(others)}): name another --results")
@@ -192,4 +193,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_script("study.py", main)

@@ -3,10 +3,13 @@
 CASES     dicts of options that every generic test runs, besides the default
 NEUTRAL   dicts of options for which neutral(model) makes the model its baseline
 BAD       dicts of options that Config refuses
+MUON      names of the matrices that gpt.py does not have and Muon trains, without the numbers of layers
+MIXES     the same of what has the rate mix_lr
 ROUNDING  largest difference that a later token may make to earlier logits in float64; without it none, in fp32
 CHANGED   (text, its replacement) in the model's file, which then has another mechanism: for test_own_model.py
 ROUNDED_DECAY  True where a gradient is only rounding, whose signs decide on cautious weight decay: ranks without it
 LINES     most lines of code that may differ from the parent, if not 55 (core) or 120 (models/more/)
+SHALLOW   layers of the model that test_compile.py compiles, if not 2
 NO_DEPTH_MATRIX  True where what a sublayer reads is no weighted sum of outputs
 
 A model in README's table belongs to the repository and is held to all of its habits. Any other is somebody's own: what

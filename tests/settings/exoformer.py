@@ -1,11 +1,7 @@
 """What the generic tests run of exoformer.py beside its defaults."""
-CASES = [
-    dict(granularity="headwise", norms="qk"), dict(granularity="scalar", norms="none"),
-]
-NEUTRAL = [
-    dict(), dict(granularity="scalar", norms="none"),
-]
-BAD = [
-    dict(gate="headwise"), dict(granularity="x"), dict(norms="v"),
-]
+CASES = [dict(granularity="headwise", norms="qk"), dict(granularity="scalar", norms="none")]
+NEUTRAL = [dict(), dict(granularity="scalar", norms="none")]
+BAD = [dict(gate="headwise"), dict(granularity="x"), dict(norms="v")]
+MUON = {"anchor.weight"}
+MIXES = {f"blocks.attn.{w}.lambda_{kind}" for w in ("wq", "wk", "wv", "gate") for kind in ("anchor", "self")}
 CHANGED = ("self.lambda_anchor.type_as(x)", "self.lambda_anchor.tanh().type_as(x)")

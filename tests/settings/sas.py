@@ -1,14 +1,12 @@
 """What the generic tests run of sas.py beside its defaults."""
-CASES = [
-    dict(n_sim=2, d_sim=8, kernel=1, n_kv_head=4, gate="headwise"), dict(n_sim=1, d_sim=14, n_kv_head=4, qk_norm=False),
-]
-NEUTRAL = [
-    dict(d_sim=8), dict(n_sim=2, d_sim=8, kernel=5, gate="headwise"), dict(n_sim=1, d_sim=8),
-    dict(n_sim=3, d_sim=8, n_kv_head=4, qk_norm=False),
-]
-BAD = [
-    dict(n_sim=0), dict(d_sim=6), dict(d_sim=9), dict(kernel=4), dict(kernel=-1),
-]
+CASES = [dict(n_sim=2, d_sim=8, kernel=1, n_kv_head=4, gate="headwise"),
+         dict(n_sim=1, d_sim=14, n_kv_head=4, qk_norm=False)]
+NEUTRAL = [dict(d_sim=8), dict(n_sim=2, d_sim=8, kernel=5, gate="headwise"),
+           dict(n_sim=3, d_sim=8, n_kv_head=4, qk_norm=False)]
+BAD = [dict(n_sim=0), dict(d_sim=6), dict(d_sim=9), dict(kernel=4), dict(kernel=-1)]
+MUON = {f"blocks.attn.sim_{s}.1.{part}.weight" for s in "qk" for part in ("expand", "refine")}
+MIXES = {f"blocks.attn.sim_{s}.{part}.{kind}" for s in ("q.0", "k.0", "v") for part in ("expand", "refine")
+         for kind in ("weight", "bias")}
 CHANGED = ("self.refine(F.relu(y))", "self.refine(F.silu(y))")
 # A ReLU may be open for first tokens alone. Their queries see one key and get no gradient but rounding errors, whose
 # signs decide on cautious weight decay.

@@ -1,12 +1,8 @@
 """What the generic tests run of speedrun.py beside its defaults."""
-CASES = [
-    dict(value_embed=False, skip="backout"), dict(lambdas=False, skip="none", gate="headwise"),
-    dict(value_embed=False, lambdas=False, n_layer=4),
-]
-NEUTRAL = [
-    dict(), dict(skip="backout", tie_embeddings=True), dict(n_layer=4, gate="elementwise"),
-]
-BAD = [
-    dict(skip="x"), dict(n_layer=1), dict(skip="backout", n_layer=2),
-]
+CASES = [dict(value_embed=False, skip="backout"), dict(lambdas=False, skip="none", gate="headwise"),
+         dict(value_embed=False, lambdas=False, n_layer=4)]
+NEUTRAL = [dict(), dict(skip="backout", tie_embeddings=True), dict(n_layer=4, gate="elementwise")]
+BAD = [dict(skip="x"), dict(n_layer=1), dict(skip="backout", n_layer=2)]
+MUON = {"blocks.attn.value_gate.weight"}
+MIXES = {"resid", "x0", "skips"}
 CHANGED = ("2 * self.value_gate", "3 * self.value_gate")

@@ -1,0 +1,75 @@
+"""Writes token shards and data folders, in the format that nanodepth/data.py reads."""
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+
+from nanodepth.data import HEADER, MAGIC, VERSION
+from nanodepth.runs import write_atomically, write_text
+
+
+def write_shard(path, tokens) -> str:
+    """Writes uint16 tokens (n,) as a shard; returns the sha256 of the file in hex."""
+    header = np.zeros(HEADER, "<i4")
+    header[:3] = MAGIC, VERSION, len(tokens)
+    raw = header.tobytes() + np.asarray(tokens, "<u2").tobytes()
+    write_atomically(Path(path), lambda file: file.write(raw))
+    return hashlib.sha256(raw).hexdigest()
+
+
+class Writer:
+    """Gathers the tokens of one split and writes them as shards. Holds back up to two until the folder is finished.
+
+    widths: bytes of each token, from tokenizers.token_bytes().
+    """
+
+    def __init__(self, folder, split, shard_tokens, widths):
+        self.folder, self.split, self.shard_tokens, self.widths = folder, split, shard_tokens, widths
+        self.buffer, self.fill = np.empty(2 * shard_tokens, np.uint16), 0
+        self.tokens, self.bytes, self.documents, self.shards = 0, 0, 0, {}
+
+    def add(self, tokens):
+        """Adds a document."""
+        self.tokens, self.documents = self.tokens + len(tokens), self.documents + 1
+        self.bytes += int(self.widths[tokens].sum())
+        while len(tokens):
+            n = min(len(tokens), len(self.buffer) - self.fill)
+            self.buffer[self.fill:self.fill + n] = tokens[:n]
+            self.fill, tokens = self.fill + n, tokens[n:]
+            if self.fill == len(self.buffer):
+                self.flush()
+
+    def take_back(self, n):
+        """The last n tokens that are held back; they count no more."""
+        tail = self.buffer[self.fill - n:self.fill].copy()
+        self.fill, self.tokens, self.bytes = self.fill - n, self.tokens - n, self.bytes - int(self.widths[tail].sum())
+        return tail
+
+    def flush(self):
+        """Writes a shard."""
+        n = min(self.fill, self.shard_tokens)
+        name = f"{self.split}_{len(self.shards):06d}.bin"
+        self.shards[name] = {"tokens": n, "sha256": write_shard(self.folder / name, self.buffer[:n])}
+        self.buffer[:self.fill - n], self.fill = self.buffer[n:self.fill].copy(), self.fill - n
+
+
+def finish_folder(folder, tokenizer, widths, writers, source):
+    """Writes what the {split: Writer} of a data folder hold back, and its meta.json; returns what is in that."""
+    shards, splits = {}, {}
+    for split, writer in writers.items():
+        while writer.fill:
+            writer.flush()
+        shards |= writer.shards
+        splits[split] = {"tokens": writer.tokens, "bytes": writer.bytes, "documents": writer.documents}
+    return write_meta(folder, tokenizer, len(widths), widths, splits, shards, source)
+
+
+def write_meta(folder, tokenizer, vocab_size, widths, splits, shards, source):
+    """Writes token_bytes.npy (unless widths is None) and, last of a data folder, meta.json; returns what is in that."""
+    meta = {"version": 1, "source": source, "tokenizer": tokenizer, "vocab_size": vocab_size, "splits": splits,
+            "shards": shards}
+    if widths is not None:
+        np.save(folder / "token_bytes.npy", widths)
+    write_text(folder / "meta.json", json.dumps(meta, indent=1) + "\n")
+    return meta

@@ -1,0 +1,159 @@
+"""Losses of a study's systems minus gpt's, with 95% intervals: python results/compare.py FOLDER
+
+FOLDER has the runs.csv and logs.jsonl.xz of results/study/study.py --results FOLDER. A table for each length of runs;
+of several scales of the rates, the one with which a system's seed 0 does best on the targets that cannot be copied.
+
+The losses are fitted by a mean per system plus a mean per seed: a randomised block design, since a seed fixes the
+batches. All systems share one standard deviation: a few seeds of one system alone would leave its own almost unknown.
+"""
+import argparse
+import csv
+import json
+import lzma
+import math
+import sys
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+from publish import markdown  # noqa: E402
+
+from nanodepth.curves import t95  # noqa: E402
+
+TEXTS = "run system kind model options data commit cpu gpu torch".split()      # all other columns have numbers
+
+
+# ----------------------------------------------------------------------------------------------------------------- runs
+
+
+def number(text):
+    return None if text in ("", "None") else int(text) if text.isdigit() else float(text)
+
+
+def read(folder):
+    """[run]: the columns of its line of runs.csv, and the rows of its log as "train" and "val"."""
+    logs = defaultdict(lambda: {"train": [], "val": []})
+    with lzma.open(folder / "logs.jsonl.xz", "rt") as file:
+        for row in map(json.loads, file):
+            logs[row["run"]][row["kind"]].append(row)
+    with open(folder / "runs.csv") as file:
+        lines = [{name: x if name in TEXTS else number(x) for name, x in line.items()} for line in csv.DictReader(file)]
+    return [{**line, **logs[line["run"]]} for line in lines]
+
+
+def groups(runs, **columns):
+    """{system: its runs by seed} of those that have these values in their columns and did not diverge."""
+    found = {}
+    for run in sorted(runs, key=lambda run: run["seed"]):
+        if math.isfinite(run["loss"]) and all(run[name] == x for name, x in columns.items()):
+            found.setdefault(run["system"], []).append(run)
+    return found
+
+
+def final(each, column="loss"):
+    """{system: {seed: loss}} of groups(), without runs that lack it."""
+    found = {name: {run["seed"]: run[column] for run in runs if run[column] is not None} for name, runs in each.items()}
+    return {name: losses for name, losses in found.items() if losses}
+
+
+def others(each):
+    """The same on the targets that cannot be copied from the window."""
+    return final(each, "others")
+
+
+# ----------------------------------------------------------------------------------------------------------- statistics
+
+
+def design(losses):
+    """(X, y) of {system: {seed: loss}}: a row per run, with a 1 for its system and a 1 for its seed; y has its loss."""
+    rows = [(system, seed, loss) for system, at in losses.items() for seed, loss in at.items()]
+    seeds = sorted({seed for _, seed, _ in rows})
+    X = [[system == name for name in losses] + [seed == s for s in seeds] for system, seed, _ in rows]
+    return np.array(X, dtype=float), np.array([loss for *_, loss in rows])
+
+
+def residuals(losses):
+    """What the fit leaves of each loss, and the degrees of freedom."""
+    X, y = design(losses)
+    return y - X @ np.linalg.lstsq(X, y, rcond=None)[0], int(len(y) - np.linalg.matrix_rank(X))
+
+
+def noise(losses):
+    """(standard deviation of one run, degrees of freedom)."""
+    rest, left = residuals(losses)
+    return (math.sqrt(rest @ rest / left) if left else None), left
+
+
+def contrast(losses, a, b):
+    """The weight of each run in the difference of a to b; None where no seeds connect the two."""
+    if a not in losses or b not in losses:
+        return None
+    X, _ = design(losses)
+    wanted = np.zeros(X.shape[1])
+    wanted[list(losses).index(a)] += 1
+    wanted[list(losses).index(b)] -= 1
+    weights = wanted @ np.linalg.pinv(X)
+    return weights if np.allclose(weights @ X, wanted) else None
+
+
+def difference(losses, a, b):
+    """(difference of a to b, half of its 95% interval); the half is None without noise(), all None without contrast().
+
+    With the same seeds for all it is the mean difference over the seeds. Seeds that only some have count as far as they
+    say something about a and b.
+    """
+    weights = contrast(losses, a, b)
+    if weights is None:
+        return None, None
+    sd, left = noise(losses)
+    value = float(weights @ design(losses)[1])
+    return value, None if sd is None else t95(left) * sd * math.sqrt(weights @ weights)
+
+
+def gap(losses, a, b="gpt"):
+    """difference() as text, and its sign: -1 or 1 outside of the noise, else 0."""
+    value, half = difference(losses, a, b)
+    if a == b or value is None:
+        return "", None
+    if half is None:
+        return f"{value:+.4f}", None
+    return f"{value:+.4f} ± {half:.4f}", 0 if abs(value) <= half else -1 if value < 0 else 1
+
+
+# --------------------------------------------------------------------------------------------------------------- tables
+
+
+def main_table(each):
+    losses, rest, copied = final(each), others(each), final(each, "repeated")
+    return markdown(["system", "seeds", "final loss", "difference to gpt (95%)", "others: difference to gpt (95%)",
+                     "copyable: loss of each seed"],
+                    [[f"`{name}`", str(len(at)), f"{mean(at.values()):.4f}", gap(losses, name)[0], gap(rest, name)[0],
+                      ", ".join(f"{x:.2f}" for x in copied.get(name, {}).values())] for name, at in losses.items()])
+
+
+def best_scales(runs):
+    """groups() of each system at the scale with which its seed 0 does best."""
+    scales = {scale: groups(runs, scale=scale) for scale in {run["scale"] for run in runs}}
+    systems = dict.fromkeys(run["system"] for run in runs)
+    at = {name: [each[name] for each in scales.values() if name in each and each[name][0]["seed"] == 0]
+          for name in systems}
+    return {name: min(some, key=lambda each: each[0]["others"]) for name, some in at.items() if some}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="of runs.csv and logs.jsonl.xz")
+    args = parser.parse_args()
+    try:
+        runs = read(args.folder)
+    except FileNotFoundError as e:
+        parser.error(f"no study there yet: {e.filename} is missing")
+    for steps in sorted({run["steps"] for run in runs}):
+        print(f"\n{steps:,} steps\n\n{main_table(best_scales([run for run in runs if run['steps'] == steps]))}")
+
+
+if __name__ == "__main__":
+    main()
