@@ -247,7 +247,10 @@ def main(argv):
     if options.resume:
         run = runs.Run.resume(options, flags, model, data, ranks, optimizers)
     else:
-        system = " ".join([options.model, *(f"{key}={x}" for key, x in flags.items() if key in vars(model.config))])
+        system = options.model
+        if options.init_from:
+            system = runs.read_checkpoint(options.init_from)["config"].get("system", system)
+        system = " ".join([system, *(f"{key}={flags[key]}" for key in vars(model.config) if key in flags)])
         run = runs.Run.new(options, system, model, data, ranks, sources)
     run.open_log(**trackers)
 

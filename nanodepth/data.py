@@ -125,10 +125,13 @@ class Data:
     @cached_property
     def token_bytes(self):
         """int64 (vocab_size,): bytes of text per token id, or None where the tokenizer cannot be loaded."""
-        from nanodepth.tokenizers import load_tokenizer, token_bytes
         file = self.path / "token_bytes.npy"
         try:
-            widths = np.load(file, allow_pickle=False) if file.exists() else token_bytes(load_tokenizer(self.tokenizer))
+            if file.exists():
+                widths = np.load(file, allow_pickle=False)
+            else:
+                from nanodepth.tokenizers import load_tokenizer, token_bytes
+                widths = token_bytes(load_tokenizer(self.tokenizer))
             if widths.shape != (self.vocab_size,) or widths.dtype.kind not in "iu" or widths.min() < 0:
                 raise ValueError
         except UserError:

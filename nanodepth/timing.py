@@ -184,15 +184,3 @@ def ratio(ours, base):
     values = [b / a for a, b in zip(ours, base)]
     low, middle, high = quantiles(values, n=4) if len(values) > 1 else values * 3
     return round(middle, 4), round((high - low) / 2, 4)
-
-
-def across(model, world, optimizer, dtype):
-    """Bytes per rank when train.py runs on `world` ranks: {"held", "gradients", "updates"}, see docs/many-gpus.md."""
-    shapes = {}
-    for p in muon.split_params(model)[0]:
-        shapes.setdefault(p.shape, []).append(p.numel())
-    order = sum(shapes.values(), [])                                                # shared out in turn, shape by shape
-    n, n_muon = sum(p.numel() for p in model.parameters()), sum(order) * (optimizer == "muon")
-    share = max(sum(order[r::world]) for r in range(world)) * (optimizer == "muon")
-    return {"held": 16 * n - 4 * n_muon, "gradients": 8 * n * (world - 1) // world,
-            "updates": (world - 1) * share * (2 if dtype == "bf16" else 4)}

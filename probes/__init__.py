@@ -10,17 +10,12 @@ neutral(model)                  sets the own parameters so that the model is its
 stats(model, idx)               for the training log: {quantity: [a number per layer]}
 watched(model)                  {kind: [modules]} whose inputs and outputs the record keeps, in record.calls[kind]
 streams(model, record)          {"q", "k", "v", "r": L inputs (B, T, C)} of the attention, where they are not one "x"
-gates(model, record)            output gates of the layers, L tensors (B, T, H, D or 1)
 depth_matrix(model, record)     {"r" and other streams: A (2 L + 1, 2 L + 1) per token}: reader l, a sublayer or the
                                 head, reads sum_s A[l, s] outputs[s]; checked against what it reads in every pass
 value_matrix(model, record)     {"v" (values), "q", "k" or "g" (gates): A (L, L)}, means over the tokens: layer n has
                                 sum_m A[n, m] times what layer m computes; or (L, L + 1), with a source outside first
-observe(model, record)          more {name: tensor}, means over the tokens, which are then averaged over the batches
-numbers(model, means, batches, quiet_ids)   more numbers for RUN.json: {key: value}, from those means and from passes
-                                with changed parts (record.replaced)
-panels(run, numbers)            panels of gates.png: [function that draws one of them, given the figure and its axes]
-PICTURES                        {file name: function({run: numbers}) -> a matplotlib figure}; models that name the same
-                                function share the picture
+numbers(model, means, batches)  more numbers for RUN.json: {key: value}, from means over the tokens and from passes with
+                                changed parts (record.replaced)
 """
 from contextlib import ExitStack
 from importlib import import_module

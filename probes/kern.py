@@ -3,10 +3,7 @@ from probes import watch
 
 
 def costs(c, T):
-    """(parameters, forward FLOPs per token, numbers read per token) beyond gpt.py's, in a context of T tokens.
-
-    Without the empty rows of the experts' blocks.
-    """
+    """Without the empty rows of the experts' blocks."""
     idle = 3 * (c.n_expert - c.top_k) * c.d_model * (c.d_ff // c.top_k)
     router = c.n_expert * c.d_model
     return c.n_layer * (idle + router + (c.router == "kern")), c.n_layer * (2 * router + 2 * c.top_k * c.d_model), 0

@@ -7,10 +7,7 @@ from probes import watch
 
 
 def costs(c, T):
-    """(parameters, forward FLOPs per token, numbers read per token) beyond gpt.py's, in a context of T tokens.
-
-    As if attention read no key outside its window; sambay.py multiplies all and masks.
-    """
+    """As if attention read no key outside its window; sambay.py multiplies all and masks."""
     d, E, N, kv = c.d_model, 2 * c.d_model, c.d_state, c.n_kv_head * c.d_head
     cross = 2 * d * d + d * {"none": 0, "elementwise": d, "headwise": c.n_head}[c.gate]
     full, gains = cross + 2 * d * kv, c.d_head * c.qk_norm

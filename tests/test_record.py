@@ -18,20 +18,10 @@ CASES = [(name, options) for name in models.names() for options in ({}, *setting
 # ------------------------------------------------------------------------------------------------------------ attention
 
 
-def random_weights(B, H, T):
-    return torch.randn(B, H, T, T).masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf).softmax(-1)
-
-
-def test_uniform_attention_has_entropy_log_t():
-    T = 9
-    weights = torch.ones(2, 3, T, T).tril() / torch.arange(1, T + 1)[:, None]
-    assert record.entropy(weights).tolist() == pytest.approx([sum(math.log(t) for t in range(1, T + 1)) / T] * 3)
-    assert record.sink(weights).tolist() == pytest.approx([sum(1 / t for t in range(2, T + 1)) / (T - 1)] * 3)
-
-
 def test_numbers_of_attention_against_loops():
     B, H, T = 3, 2, 12
-    weights, idx = random_weights(B, H, T), torch.randint(4, (B, T))
+    weights = torch.randn(B, H, T, T).masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf).softmax(-1)
+    idx = torch.randint(4, (B, T))
     found, share = record.induction(weights, idx)
     sources = {(b, t): [s for s in range(1, t) if idx[b, s - 1] == idx[b, t]] for b, t in product(range(B), range(T))}
     assert share == sum(map(bool, sources.values())) / (B * T)
