@@ -77,6 +77,7 @@ def assert_same_run(a, b):
     assert one["step"] == two["step"]
     assert all(torch.equal(one["model"][key], two["model"][key]) for key in one["model"])
     for x, y in zip(one["optimizers"], two["optimizers"], strict=True):
+        assert x["param_groups"] == y["param_groups"]
         for i in x["state"]:
             assert all(torch.equal(x["state"][i][k], y["state"][i][k]) for k in x["state"][i])
 

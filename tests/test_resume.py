@@ -121,6 +121,7 @@ def test_init_from(data, whole, scripts, tmp_path):
     near(vals(tmp_path / "a")[0][1], vals(whole)[-1][1])
     saved = runs.read_checkpoint(tmp_path / "a")
     assert saved["step"] == 3 and saved["config"]["model_config"]["d_ff"] == 64
+    assert saved["config"]["system"] == runs.read_checkpoint(whole)["config"]["system"]
     shutil.rmtree(begun)                                                    # not needed to go on
     resumed(scripts, tmp_path / "a")
     (tmp_path / "a.txt").write_text("other text, of two documents\n<|endoftext|>\n" * 60)

@@ -40,7 +40,7 @@ def test_log_and_run_folder(whole, data):
     assert steps[-1]["loss"] < 3.0 and checks[-1]["loss"] < 3.0
     assert all(r["ppl"] == pytest.approx(math.exp(r["loss"])) for r in checks)
     config = json.loads((whole / "config.json").read_text())
-    assert config["system"] == "gpt n_layer=2 d_model=32 n_head=2 d_ff=64 max_len=64"
+    assert config["system"] == "gpt n_layer=2 n_head=2 d_model=32 d_ff=64 max_len=64"
     assert config["model_config"]["d_model"] == 32 and config["options"]["seed"] == 0 and config["versions"]["torch"]
     assert config["data"]["meta"]["shards"] and config["command"][1].endswith("train.py")
     for name in ("train.py", "muon.py", "models/gpt.py"):
