@@ -384,9 +384,9 @@ if __name__ == "__main__":
         elif args.part == "ranks":
             for dtype in ("float64", "float32"):
                 (folder / dtype).mkdir()
-                for name, kind, training, validation in ranks(folder / dtype, models.names(), dtype):
+                for name, kind, train_loss, val_loss in ranks(folder / dtype, models.names(), dtype):
                     print(f"{dtype} {name:11} processes {kind:8} against 1: training losses differ by at most "
-                          f"{training:.1e}, validation {validation:.1e}")
+                          f"{train_loss:.1e}, validation {val_loss:.1e}")
         elif args.part == "disk":
             full_disks(folder)
         else:

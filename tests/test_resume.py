@@ -16,7 +16,7 @@ import train
 from folders import ranks_file
 from nanodepth import runs
 from nanodepth.cli import UserError
-from small import ROOT, SMALL, assert_same_run, flags, inside, losses, near, rows, start, vals, wait_until
+from small import SMALL, assert_same_run, flags, inside, losses, near, rows, start, vals, wait_until
 
 LONG = {**SMALL, "max_steps": 48}                                           # its end begins at step 36
 
