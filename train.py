@@ -250,7 +250,8 @@ def main(argv):
         system = options.model
         if options.init_from:
             system = runs.read_checkpoint(options.init_from)["config"].get("system", system)
-        system = " ".join([system, *(f"{key}={flags[key]}" for key in vars(model.config) if key in flags)])
+        kept = [word for word in system.split() if word.split("=")[0] not in flags]
+        system = " ".join(kept + [f"{key}={flags[key]}" for key in vars(model.config) if key in flags])
         run = runs.Run.new(options, system, model, data, ranks, sources)
     run.open_log(**trackers)
 
