@@ -103,7 +103,6 @@ def main(argv):
         raise UserError(f"--max_new_tokens {args.max_new_tokens}: at most {max_len - 1} fit in max_len {max_len} of "
                         f"{args.run}")
     prompt = read_prompt(args, tokenizer, max_len - args.max_new_tokens - 1)
-    samples, shown = [[] for _ in range(args.n)], 0
 
     def text_of(tokens):
         """The text of the prompt and of these tokens, up to the end of the text."""
@@ -113,6 +112,7 @@ def main(argv):
     with autocast(device, dtype):
         idx = torch.tensor([[bos, *prompt]] * args.n, device=device)
         cache = Cache(model, args.n, idx.size(1) + args.max_new_tokens)
+        samples, shown = [[] for _ in range(args.n)], 0
         for new in tokens_of(model, cache, idx, args, config.get("n_vocab")):
             for tokens, (token,) in zip(samples, new.tolist()):
                 tokens.append(token)

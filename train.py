@@ -17,6 +17,8 @@ from datetime import timedelta
 from itertools import takewhile
 from pathlib import Path
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")     # before torch: threads that spin stall on a busy machine
+
 import torch
 
 import models

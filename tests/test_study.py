@@ -86,8 +86,7 @@ def test_the_queue(data, tmp_path, monkeypatch, capsys):
     words = ["study.py", "--data", data, "--results", tmp_path, "--out", tmp_path / "runs", "--systems", "gpt", other,
              "--steps", 500, 1000, "--seeds", 2]
     for _ in range(2):
-        monkeypatch.setattr(sys, "argv", list(map(str, words)))
-        study["main"]()
+        study["main"](list(map(str, words[1:])))
     scales = [(f"{{}}-x{scale}-seed0-{steps}", before and f"{{}}-x{scale}-seed0-{before}")
               for scale in ("1", "0.5", "0.25") for steps, before in ((500, None), (1000, 500))]
     second = [("{}-x0.5-seed1-500", None), ("{}-x0.5-seed1-1000", "{}-x0.5-seed1-500")]

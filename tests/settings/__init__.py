@@ -7,7 +7,6 @@ MUON      names of the matrices that gpt.py does not have and Muon trains, witho
 MIXES     the same of what has the rate mix_lr
 ROUNDING  largest difference that a later token may make to earlier logits in float64; without it none, in fp32
 CHANGED   (text, its replacement) in the model's file, which then has another mechanism: for test_own_model.py
-ROUNDED_DECAY  True where a gradient is only rounding, whose signs decide on cautious weight decay: ranks without it
 LINES     most lines of code that may differ from the parent, if not 55 (core) or 120 (models/more/)
 SHALLOW   layers of the model that test_compile.py compiles, if not 2
 NO_DEPTH_MATRIX  True where what a sublayer reads is no weighted sum of outputs

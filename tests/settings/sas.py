@@ -8,6 +8,3 @@ MUON = {f"blocks.attn.sim_{s}.1.{part}.weight" for s in "qk" for part in ("expan
 MIXES = {f"blocks.attn.sim_{s}.{part}.{kind}" for s in ("q.0", "k.0", "v") for part in ("expand", "refine")
          for kind in ("weight", "bias")}
 CHANGED = ("self.refine(F.relu(y))", "self.refine(F.silu(y))")
-# A ReLU may be open for first tokens alone. Their queries see one key and get no gradient but rounding errors, whose
-# signs decide on cautious weight decay.
-ROUNDED_DECAY = True
