@@ -274,7 +274,8 @@ class Run:
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as e:
             if out_of_memory(e):
                 raise
-            raise UserError(f"{path}/ckpt.pt does not fit models/{options.model}.py: {one_line(e)}") from None
+            raise UserError(f"{path}/ckpt.pt does not fit {models.path(options.model)} and train.py as they are "
+                            f"today: {one_line(e)}") from None
         run.start = run.saved = step
         run.config["options"] |= {name: x for name, x in vars(options).items() if name in given and name != "resume"}
         if "data" in given:
