@@ -312,19 +312,8 @@ def validate(step, model, batches, options, ranks, signals):
         with context:
             row["stats"] = probes.stats(options.model, model, batches.sample())
             if options.sample_every and (last or step % options.sample_every == 0) and math.isfinite(row["loss"]):
-                say(ranks, f"--- {sample(model, batches.tokenizer)}\n---")
+                say(ranks, f"--- {scoring.sample(model, batches.tokenizer)}\n---")
     return row
-
-
-def sample(model, tokenizer):
-    """A text that the model begins by itself; the random numbers of training are not touched."""
-    model.eval()
-    start = torch.full((1, 1), tokenizer.eot_token, device=next(model.parameters()).device)
-    generator = torch.Generator(start.device).manual_seed(0)
-    n_tokens = min(100, model.config.max_len - 1)
-    tokens = model.generate(start, n_tokens, 0.8, 50, generator, n_vocab=tokenizer.n_vocab)[0, 1:].tolist()
-    model.train()
-    return tokenizer.decode(tokens)
 
 
 def train(run, options, model, optimizers, batches, ranks, flops, signals):

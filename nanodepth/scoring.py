@@ -1,4 +1,4 @@
-"""Scores of a model on text: loss, perplexity, bits per byte."""
+"""Scores of a model on text: loss, perplexity, bits per byte. And a text of its own."""
 import math
 
 import torch
@@ -28,3 +28,14 @@ def evaluate(model, batches, token_bytes=None, autocast=None, reduce=None):
     loss = nats / tokens
     bpb = nats / math.log(2) / text if text else None
     return {"loss": loss, "ppl": math.exp(min(loss, 700)), "bpb": bpb, "eval_tokens": int(tokens)}
+
+
+def sample(model, tokenizer):
+    """A text that the model begins by itself; the random numbers of training are not touched."""
+    model.eval()
+    start = torch.full((1, 1), tokenizer.eot_token, device=next(model.parameters()).device)
+    generator = torch.Generator(start.device).manual_seed(0)
+    n_tokens = min(100, model.config.max_len - 1)
+    tokens = model.generate(start, n_tokens, 0.8, 50, generator, n_vocab=tokenizer.n_vocab)[0, 1:].tolist()
+    model.train()
+    return tokenizer.decode(tokens)
