@@ -177,8 +177,8 @@ def main(argv):
     parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=[*SYSTEMS, *models.names()],
                         metavar="SYSTEM", help=f"{' '.join(SYSTEMS)} (all), or any other model")
     args, args.options = parser.parse_known_args(argv)              # further options go to train.py
-    args.out = (args.out or ("runs/study" if args.results == HERE else args.results / "runs"))
-    args.out, args.results = Path(args.out).resolve(), Results(args.results.resolve())
+    out = args.out or (Path("runs/study") if args.results == HERE else args.results / "runs")
+    args.out, args.results = out.resolve(), Results(args.results.resolve())
     fingerprint = Data(find_folder(args.data)).fingerprint
     if others := {leg["data"] for leg in args.results.legs().values()} - {fingerprint}:
         parser.error(f"{args.results.csv} is of other data ({', '.join(others)}): name another --results")
