@@ -22,7 +22,7 @@ import probes
 from nanodepth import curves, pictures, record, runs
 from nanodepth.cli import Parser, UserError, escaped, run_folder, run_script
 from nanodepth.data import run_data
-from nanodepth.devices import find_device, machine_errors
+from nanodepth.devices import find_device
 
 
 def note(text):
@@ -159,7 +159,6 @@ def parse(argv):
     return args
 
 
-@machine_errors("lower --batch_tokens")
 def main(argv):
     args = parse(argv)
     compare(args) if args.command == "curves" else probe(args)
@@ -167,4 +166,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    run_script("analyze.py", main)
+    run_script("analyze.py", main, "lower --batch_tokens")

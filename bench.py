@@ -40,10 +40,10 @@ import torch  # noqa: E402
 from torch.profiler import profile  # noqa: E402
 
 import models  # noqa: E402
-from nanodepth import presets, runs, timing  # noqa: E402
-from nanodepth.cli import Parser, out_file, pick, run_script  # noqa: E402
+from nanodepth import presets, timing  # noqa: E402
+from nanodepth.cli import Parser, out_file, out_of_memory, pick, run_script  # noqa: E402
 from nanodepth.devices import (  # noqa: E402
-    choose_dtype, find_device, machine_errors, out_of_memory, peak_flops, processor)
+    choose_dtype, find_device, peak_flops, processor)
 
 SHAPE = dict(n_layer=12, d_model=384, n_head=6, vocab_size=8192, seq_len=512)       # without a preset
 FLAGS = ("n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "vocab_size", "seq_len")
@@ -214,7 +214,6 @@ def table(results):
     return ["| " + " | ".join(f"{cell:{w}}" for cell, w in zip(line, widths)) + " |" for line in lines]
 
 
-@machine_errors("lower --batch or take a smaller shape")
 def main(argv):
     args, shape = parse(argv)
     device = args.device = find_device(args.device)
@@ -243,9 +242,9 @@ def main(argv):
     if args.json:
         figures = {"command": ["bench.py", *argv], **head, "shape": asdict(gpt),
                    "decode" if args.decode else "models": results}
-        runs.write_report(args.json, json.dumps(figures, indent=1) + "\n")
+        args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    run_script("bench.py", main)
+    run_script("bench.py", main, "lower --batch or take a smaller shape")

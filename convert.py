@@ -26,7 +26,6 @@ import torch
 import models
 from nanodepth import runs
 from nanodepth.cli import Parser, UserError, one_line, run_folder, run_script, user_errors
-from nanodepth.devices import machine_errors
 from nanodepth.layouts import FILES, LAYOUTS, LLAMA, QWEN3, get, places
 from nanodepth.tokenizers import JsonTokenizer, load_tokenizer, run_tokenizer
 
@@ -183,7 +182,6 @@ def export(command, source, out):
     return f"{out}: {architecture}, {sum(t.numel() for t in tensors.values()):,} parameters{left}"
 
 
-@machine_errors("convert on a machine with 4 bytes of memory per parameter to spare")
 def main(argv):
     parser = Parser("convert.py", description=__doc__)
     parser.add_argument("layout", choices=[*LAYOUTS, *EXPORTS], help="whose weights they are, or shall be")
@@ -201,4 +199,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    run_script("convert.py", main)
+    run_script("convert.py", main, "convert on a machine with 4 bytes of memory per parameter to spare")

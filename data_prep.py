@@ -23,7 +23,6 @@ import numpy as np
 
 from nanodepth.cli import Parser, UserError, run_script, shell
 from nanodepth.data import Data
-from nanodepth.devices import machine_errors
 from nanodepth.download import FINEWEB_URL, download_fineweb_edu
 from nanodepth.runs import folder_atomically
 from nanodepth.shards import Writer, finish_folder
@@ -233,7 +232,6 @@ def parse(argv):
     return args.pop("function"), args
 
 
-@machine_errors("lower --shard_tokens")
 def main(argv):
     prepare, args = parse(argv)
     began = time.perf_counter()
@@ -249,4 +247,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    run_script("data_prep.py", main)
+    run_script("data_prep.py", main, "lower --shard_tokens")

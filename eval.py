@@ -16,7 +16,7 @@ from tqdm import tqdm
 from nanodepth import runs, scoring
 from nanodepth.cli import Parser, UserError, out_file, run_folder, run_script
 from nanodepth.data import run_data
-from nanodepth.devices import autocast, find_device, machine_errors
+from nanodepth.devices import autocast, find_device
 from nanodepth.harness import GROUPS, benchmarks, harness_version, mqar, task_names
 
 
@@ -119,14 +119,13 @@ def print_table(rows):
         print("  ".join([first.ljust(widths[0]), *(text.rjust(width) for text, width in zip(texts, widths[1:]))]))
 
 
-@machine_errors("lower --batch_tokens")
 def main(argv):
     args = parse(argv)
     rows = on_split(args) if args.tasks is None else on_tasks(args)
     if args.json:
-        runs.write_report(args.json, json.dumps(rows, indent=1) + "\n")
+        args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    run_script("eval.py", main)
+    run_script("eval.py", main, "lower --batch_tokens")

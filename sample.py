@@ -13,7 +13,7 @@ import torch
 import models
 import nanodepth
 from nanodepth.cli import Parser, UserError, run_folder, run_script, user_errors
-from nanodepth.devices import autocast, cast_weights, find_device, machine_errors
+from nanodepth.devices import autocast, cast_weights, find_device
 
 
 def parse(argv):
@@ -88,7 +88,6 @@ def tokens_of(model, cache, idx, args, n_vocab):
         yield idx
 
 
-@machine_errors("lower --n, or take --device cpu")
 def main(argv):
     args = parse(argv)
     device = find_device(args.device)
@@ -130,4 +129,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    run_script("sample.py", main)
+    run_script("sample.py", main, "lower --n, or take --device cpu")

@@ -27,8 +27,8 @@ import probes
 from nanodepth import presets, runs, scoring
 from nanodepth.cli import ROOT, Parser, UserError, add_options, pick, run_folder, run_script, shell, user_errors
 from nanodepth.data import Batches, Data, check_tokens, find_folder
-from nanodepth.devices import (Ranks, autocast, choose_dtype, flops_per_token, leave_together, machine_errors,
-                               peak_bytes, peak_flops)
+from nanodepth.devices import (
+    Ranks, autocast, choose_dtype, flops_per_token, leave_together, peak_bytes, peak_flops)
 
 
 @dataclass
@@ -66,7 +66,6 @@ class Options:
     save_every: int | None = None   # steps between checkpoints; none: eval_every
     sample_every: int | None = None # steps between samples of text, at validations; none: no samples
     wandb: bool = False             # also log to Weights & Biases (pip install wandb)
-    tensorboard: bool = False       # also log to TensorBoard, in the run folder (pip install tensorboard)
 
     def __post_init__(self):
         models.check_types(Options, vars(self))
@@ -75,17 +74,17 @@ class Options:
                     seed=2 ** 63 - 1)                                       # these may be 0, other numbers may not
         for name, value in vars(self).items():
             if name in choices and value not in choices[name].split():
-                raise ValueError(f"--{name} must be one of {choices[name]}, not {value!r}")
+                raise UserError(f"--{name} must be one of {choices[name]}, not {value!r}")
             if name in most and value is not None and not 0 <= value <= most[name]:
-                raise ValueError(f"--{name} must lie between 0 and {most[name]:,}, not {value}")
+                raise UserError(f"--{name} must lie between 0 and {most[name]:,}, not {value}")
             if name not in most and type(value) in (int, float) and not 0 < value < math.inf:
-                raise ValueError(f"--{name} must be positive, not {value}")
+                raise UserError(f"--{name} must be positive, not {value}")
 
 
 # ---------------------------------------------------------------------------------------------------- the command line
 
 MAY_CHANGE = {"resume", "data", "device", "compile", "threads", "micro_batch", "eval_every", "eval_tokens", "max_steps",
-              "final_eval_tokens", "save_every", "sample_every", "wandb", "tensorboard"}    # when a run is resumed
+              "final_eval_tokens", "save_every", "sample_every", "wandb"}    # when a run is resumed
 
 
 def parse(argv):
@@ -111,8 +110,7 @@ def parse(argv):
     model = asked.model or old.get("model", Options.model)
     preset = {} if asked.resume else presets.find(asked.preset or Options.preset)      # a run's options are complete
     defaults = {**preset, "model": model, **options, **old.get("model_config", {})}
-    with user_errors():
-        config_class = models.module(model).Config
+    config_class = models.module(model).Config
     for f in fields(config_class):
         if hasattr(Options, f.name):
             raise UserError(f"models/{model}.py: Config.{f.name} is an option of train.py too: take another name")
@@ -129,12 +127,13 @@ def parse(argv):
     chosen, config = pick(Options, {**defaults, **flags}), pick(config_class, {**defaults, **flags})
     if "warmup_steps" not in flags:                                         # the preset's, or as many as there are
         chosen["warmup_steps"] = min(chosen.get(name, getattr(Options, name)) for name in ("warmup_steps", "max_steps"))
-    with user_errors():
-        options = Options(**chosen)
-        if options.sample_every:
-            models.cache_class(model)
-            if not hasattr(models.module(model).Model, "generate"):
-                raise ValueError(f"models/{model}.py has no Model.generate, which --sample_every calls: see gpt.py")
+    options = Options(**chosen)
+    if options.sample_every:
+        models.cache_class(model)
+        if not hasattr(models.module(model).Model, "generate"):
+            raise UserError(f"models/{model}.py has no Model.generate, which --sample_every calls: see gpt.py")
+    if asked.resume and "data" not in flags and os.path.isdir(old["data"].get("absolute", "")):
+        options.data = old["data"]["absolute"]
     if asked.resume and "max_steps" in flags and flags["max_steps"] != defaults["max_steps"]:
         check_length(options, replace(options, max_steps=defaults["max_steps"]), checkpoint["step"])
     return options, config, flags
@@ -207,17 +206,15 @@ def build_model(options, config, flags, data, device):
     config["vocab_size"] = max(config.get("vocab_size", 0), data.vocab_size)
     if not (options.resume or options.init_from):           # a GPU multiplies rows of whole 128 bytes faster
         config["vocab_size"] = 64 * math.ceil(config["vocab_size"] / 64)
-    with user_errors(f"{options.model}: "):
-        config = models.config(options.model, **config)
-    if options.seq_len > config.max_len:
+    torch.manual_seed(options.seed)
+    model = models.build(options.model, **config)
+    if options.seq_len > model.config.max_len:
         raise UserError(f"--seq_len {options.seq_len} is longer than the model's max_len: "
                         f"add --max_len {options.seq_len}")
-    torch.manual_seed(options.seed)
-    with machine_errors("the model alone does not fit: take a smaller one"):
-        model = models.module(options.model).Model(config)
     if options.init_from and not options.resume:
-        check_tokens(data, options.init_from, runs.read_checkpoint(options.init_from)["config"])
-        runs.take_weights(model, options.init_from)
+        checkpoint = runs.read_checkpoint(options.init_from)
+        check_tokens(data, options.init_from, checkpoint["config"])
+        runs.take_weights(model, checkpoint, "the model: leave out --model and options of its shape", options.init_from)
     model.to(device).train()
     if options.compile:
         torch._dynamo.config.optimize_ddp = False                           # DDP would cut the graph into many
@@ -225,11 +222,11 @@ def build_model(options, config, flags, data, device):
     return model
 
 
-@machine_errors("halve --micro_batch (same results, in more micro-steps), or --batch_tokens, or take a smaller model")
 def main(argv):
     """Returns the exit code: 0; 1 if the last checkpoint was not written; 3 if a loss is not finite; 128 + signal."""
     options, config, flags = parse(argv)
-    trackers = runs.trackers(options)
+    if options.wandb:
+        import wandb  # noqa: F401  (now, if it is missing)
     ranks = Ranks(options.device, options.deterministic)
     if ranks.device.type == "cpu":
         torch.set_num_threads(options.threads or torch.get_num_threads())
@@ -255,7 +252,6 @@ def main(argv):
         kept = [word for word in system.split() if word.split("=")[0] not in flags]
         system = " ".join(kept + [f"{key}={flags[key]}" for key in vars(model.config) if key in flags])
         run = runs.Run.new(options, system, model, data, ranks, sources)
-    run.open_log(**trackers)
 
     flops = 3 * flops_per_token(model, options.seq_len)                     # backward: twice forward
     n_params, n_matrix = (sum(p.numel() for p in some) for some in (model.parameters(), muon.split_params(model)[0]))
@@ -286,7 +282,9 @@ def main(argv):
         if ranks.rank == 0:
             os.write(2, b"\nstopping after this step; again to quit now\n")
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, on_signal)
+              for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+              if signal.getsignal(number) != signal.SIG_IGN}                # SIGHUP is ignored under nohup
     try:
         code, text = train(run, options, model, optimizers, batches, ranks, flops, signals)
     finally:
@@ -389,4 +387,5 @@ def train(run, options, model, optimizers, batches, ranks, flops, signals):
 
 
 if __name__ == "__main__":
-    run_script("train.py", lambda argv: leave_together(main(argv)))
+    run_script("train.py", lambda argv: leave_together(main(argv)),
+               "halve --micro_batch (same results, in more micro-steps), or --batch_tokens, or take a smaller model")

@@ -12,11 +12,31 @@ import math
 import re
 import traceback
 import typing
+from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from importlib import import_module
 from pathlib import Path
 
 HERE = Path(__file__).parent
+
+
+class UserError(ValueError):
+    """What the user must put right: one line with what is wrong, the value seen, what to do. code: the exit code."""
+
+    def __init__(self, message, code=2):
+        super().__init__(message)
+        self.code = code
+
+
+@contextmanager
+def user_errors(prefix=""):
+    """A ValueError in this block is the user's to put right: it becomes a UserError, the prefix before its message."""
+    try:
+        yield
+    except UserError:
+        raise
+    except ValueError as e:
+        raise UserError(f"{prefix}{str(e).partition(chr(10))[0]}") from None
 
 
 def names():
@@ -31,9 +51,9 @@ def path(name):
 
 
 def module(name):
-    """The module of one model. ValueError if there is no such file, or if it is not a model file."""
+    """The module of one model. UserError if there is no such file, or if it is not a model file."""
     if name not in names():
-        raise ValueError(f"no model {name!r}: choose from {', '.join(names())}")
+        raise UserError(f"no model {name!r}: choose from {', '.join(names())}")
     try:
         found = import_module(path(name).removesuffix(".py").replace("/", ".").replace("models", __name__, 1))
         wrong = defect(found)
@@ -43,7 +63,7 @@ def module(name):
         lines = [at.lineno for at in traceback.extract_tb(e.__traceback__) if Path(at.filename).stem == name]
         wrong = f"{type(e).__name__}: {e}{f' (line {lines[-1]})' if lines else ''}"
     if wrong:
-        raise ValueError(f"{path(name)}: {wrong}")
+        raise UserError(f"{path(name)}: {wrong}")
     return found
 
 
@@ -84,36 +104,39 @@ def baseline(name):
 
 
 def config(name, **values):
-    """The Config of model `name` with these fields. ValueError for a wrong name, field or value."""
+    """The Config of model `name` with these fields. UserError for a wrong name, field or value."""
     Config, common = module(name).Config, module("gpt").Config
     if unknown := set(values) - {f.name for f in fields(Config)}:
-        raise ValueError(f"{name} has no option {', '.join(sorted(map(str, unknown)))}")
+        raise UserError(f"{name} has no option {', '.join(sorted(map(str, unknown)))}")
     check_types(Config, values)
     for key, value in values.items():
         least = (1 if type(value) is int else 0) if hasattr(common, key) else -math.inf
         most = 10_000 if key == "n_layer" else 2 ** 31
         if type(value) in (int, float) and not (least <= value <= most and math.isfinite(value)):
-            raise ValueError(f"{key} must be at least {least} and at most {most:,}, not {value}")
-    return Config(**values)
+            raise UserError(f"{key} must be at least {least} and at most {most:,}, not {value}")
+    with user_errors(f"{name}: "):
+        return Config(**values)
 
 
 def build(name, **values):
-    """Model `name` with the given fields of Config, initialised. ValueError as config()."""
-    return module(name).Model(config(name, **values))
+    """Model `name` with the given fields of Config, initialised. UserError as config()."""
+    chosen = config(name, **values)
+    with user_errors(f"{name}: "):
+        return module(name).Model(chosen)
 
 
 def cache_class(name):
-    """The Cache of a model file. ValueError if it has none: then it can be trained and scored, but writes no text."""
+    """The Cache of a model file. UserError if it has none: then it can be trained and scored, but writes no text."""
     found = getattr(module(name), "Cache", None)
     if found is None:
-        raise ValueError(f"{path(name)} has no class Cache to write text with: see Cache and generate in gpt.py")
+        raise UserError(f"{path(name)} has no class Cache to write text with: see Cache and generate in gpt.py")
     return found
 
 
 def check_types(cls, values):
-    """ValueError for the first of `values` that is not of the type of its field of the dataclass `cls`."""
+    """UserError for the first of `values` that is not of the type of its field of the dataclass `cls`."""
     types = typing.get_type_hints(cls)                                      # f.type may be a text
     for f in fields(cls):
         allowed, value = typing.get_args(types[f.name]) or (types[f.name],), values.get(f.name, f.default)
         if not (type(value) in allowed or type(value) is int and float in allowed):
-            raise ValueError(f"{f.name} must be {' or '.join(k.__name__ for k in allowed)}, not {value!r}")
+            raise UserError(f"{f.name} must be {' or '.join(k.__name__ for k in allowed)}, not {value!r}")

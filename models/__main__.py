@@ -6,7 +6,7 @@ import torch
 import models
 import probes
 from nanodepth.devices import flops_per_token
-from nanodepth.cli import parse_spec, run_script, same_shape, user_errors
+from nanodepth.cli import parse_spec, run_script, same_shape
 
 
 def sizes(name, options):
@@ -44,7 +44,6 @@ def neutral_line(name, base, options):
     return f"neutral setting: logits differ from {base}.py's by at most {difference:.0e}"
 
 
-@user_errors()
 def main(words):
     name, options = parse_spec(":".join(words or ["gpt"]))
     module, base = models.module(name), models.baseline(name)

@@ -1,6 +1,7 @@
 """The command line: from its words to the fields of dataclasses, and what a user gets wrong on the way, in one line."""
 import argparse
 import difflib
+import errno
 import inspect
 import os
 import re
@@ -8,12 +9,12 @@ import shlex
 import signal
 import sys
 import typing
-from contextlib import contextmanager
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
 import models
+from models import UserError, user_errors  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent                   # of the repository
 ELSEWHERE = {  # what other code bases call our flags
@@ -33,35 +34,16 @@ ELSEWHERE = {  # what other code bases call our flags
     "prompt": "start", "n": "num_samples num_return_sequences", "max_new_tokens": "max_tokens max_length length"}
 
 
-class UserError(ValueError):
-    """What the user must put right: one line with what is wrong, the value seen, what to do. code: the exit code."""
-
-    def __init__(self, message, code=2):
-        super().__init__(message)
-        self.code = code
-
-
-@contextmanager
-def user_errors(prefix=""):
-    """A ValueError in this block is the user's to put right: it becomes a UserError, the prefix before its message."""
-    try:
-        yield
-    except UserError:
-        raise
-    except ValueError as e:
-        raise UserError(f"{prefix}{one_line(e)}") from None
-
-
-def run_script(script, main):
-    """Ends the process with the exit code of main(words of the command line)."""
+def run_script(script, main, memory="take a smaller model, or fewer tokens at a time"):
+    """Ends the process with the exit code of main(words of the command line). memory: what to do if that is short."""
     for stream in (sys.stdout, sys.stderr):                     # what the terminal's encoding lacks ends no run
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
         try:
             sys.exit(main(sys.argv[1:]))
-        except (UserError, KeyboardInterrupt) as e:
-            sys.exit(exit_code(script, e))
+        except (Exception, KeyboardInterrupt) as e:
+            sys.exit(exit_code(script, e, memory))
         finally:
             sys.stdout.flush()
     except BrokenPipeError:                                     # `| head` has seen enough: no word, as if killed by it
@@ -69,13 +51,43 @@ def run_script(script, main):
         sys.exit(128 + signal.SIGPIPE)
 
 
-def exit_code(script, error):
-    """The exit code after a UserError, which is printed as one line on stderr, or after Ctrl-C."""
+def exit_code(script, error, memory=""):
+    """The exit code after an error: what the user can put right is one line on stderr; a bug is raised again."""
     if isinstance(error, KeyboardInterrupt):
         return 130
+    known = error if isinstance(error, UserError) else of_the_machine(error, memory)
+    if known is None:
+        raise error
     rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
-    print(f"{script}: {'error: ' if error.code == 2 else ''}{rank}{escaped(error)}", file=sys.stderr, flush=True)
-    return error.code
+    print(f"{script}: {'error: ' if known.code == 2 else ''}{rank}{escaped(known)}", file=sys.stderr, flush=True)
+    return known.code
+
+
+def of_the_machine(error, memory):
+    """The UserError for an error of the machine: memory, disk, files, packages, other processes. None for others."""
+    text, full = str(error), (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    disk = next((e for e in (error, error.__context__) if getattr(e, "errno", None) in full), None)
+    if out_of_memory(error):
+        return UserError(f"out of memory: {memory}")
+    if disk:
+        return UserError(f"{disk.strerror}: stopped; free some space and start it again, train.py with --resume if "
+                         "there is a checkpoint", code=1)
+    if isinstance(error, OSError) and error.filename:
+        return UserError(f"{error.filename2 or error.filename}: {error.strerror}")
+    if isinstance(error, ModuleNotFoundError):
+        return UserError(f"this needs a package that is missing: pip install {error.name}")
+    if type(error).__name__.startswith("Dist") or "/gloo/" in text:         # torch.distributed's errors
+        return UserError(f"another rank is gone: stopped; go on with --resume ({one_line(error)})", code=1)
+    if cut_off := re.search(r"(\S+\.so): file too short", text):
+        return UserError(f"{cut_off[1]}, made by the compiler, is cut off, since a compilation was killed: delete it "
+                         "and start again")
+    if "does not have a deterministic implementation" in text:
+        return UserError(f"{text.split(',')[0]}: leave out --deterministic")
+
+
+def out_of_memory(error):
+    """Whether this exception means that the memory of the GPU or of the CPU is full."""
+    return type(error).__name__ in ("OutOfMemoryError", "MemoryError") or "DefaultCPUAllocator" in str(error)
 
 
 def one_line(error):
@@ -110,11 +122,8 @@ def run_folder(path):
 
 def out_file(path):
     """The Path of a file to write after the work; a mistake in the flags where there cannot be one."""
-    try:
-        if Path(path).is_dir() or not Path(path).resolve().parent.is_dir():
-            raise argparse.ArgumentTypeError(f"{path} cannot be written: it is a folder, or its folder does not exist")
-    except OSError as e:
-        raise argparse.ArgumentTypeError(f"{path} cannot be written: {e.strerror}") from None
+    if Path(path).is_dir() or not Path(path).resolve().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} cannot be written: it is a folder, or its folder does not exist")
     return Path(path)
 
 
@@ -198,16 +207,14 @@ def reader(hint):
 def pick(cls, values):
     """Those of `values` that are fields of the dataclass `cls`. UserError if one is not of its field's type."""
     picked = {f.name: values[f.name] for f in fields(cls) if f.name in values}
-    with user_errors():
-        models.check_types(cls, picked)
+    models.check_types(cls, picked)
     return picked
 
 
 def parse_spec(spec):
     """"name:option=value:..." -> (name, {option: value}). UserError if there is no such model or option."""
     name, *words = spec.split(":")
-    with user_errors():
-        types, options = typing.get_type_hints(models.module(name).Config), {}
+    types, options = typing.get_type_hints(models.module(name).Config), {}
     for word in words:
         key, equals, value = word.partition("=")
         if key not in types or not equals:

@@ -20,16 +20,12 @@ from nanodepth.cli import UserError, find
 HEADER = 256                            # int32 numbers before the tokens: [0] magic, [1] version, [2] tokens, zeros
 MAGIC, VERSION = 20240520, 1
 MAX_VOCAB = 2**16                       # tokens are uint16
-CHUNK = 2**22                           # tokens that are looked at in one go
 
 
 def read_shard(path) -> np.memmap:
     """The tokens of a shard, uint16 (n_tokens,), mapped rather than read. UserError unless the file is complete."""
-    try:
-        with open(path, "rb") as f:
-            start, size = f.read(4 * HEADER), os.fstat(f.fileno()).st_size
-    except OSError as e:
-        raise UserError(f"{path}: {e.strerror}") from None
+    with open(path, "rb") as f:
+        start, size = f.read(4 * HEADER), os.fstat(f.fileno()).st_size
     magic, version, n = np.frombuffer(start.ljust(12, b"\0")[:12], "<i4").tolist()
     if size < 4 * HEADER or (magic, version) != (MAGIC, VERSION) or n < 1:
         raise UserError(f"{path}: not a token shard: {size:,} bytes that start with {magic}, {version}, {n} instead of "
@@ -102,8 +98,6 @@ class Data:
             if not (type(self.tokenizer) is str and type(self.vocab_size) is int and 0 < self.vocab_size <= MAX_VOCAB
                     and all(split_of(name) and type(x["tokens"]) is int and x["sha256"] for name, x in shards.items())):
                 raise ValueError("it is not as data_prep.py writes it")
-        except OSError as e:
-            raise UserError(f"{file}: {e.strerror}") from None
         except (ValueError, AttributeError, TypeError, KeyError) as e:
             raise UserError(f"{file}: broken ({type(e).__name__}: {e}): prepare the folder again") from None
         if self.tokenizer not in ("gpt2", "byte"):
@@ -115,12 +109,10 @@ class Data:
 
     def check_ids(self, name, tokens):
         """UserError if a token of this shard is beyond the vocabulary."""
-        for i in range(0, len(tokens), CHUNK):
-            chunk = tokens[i:i + CHUNK]
-            if chunk.max() >= self.vocab_size:
-                at = int(np.argmax(chunk >= self.vocab_size))
-                raise UserError(f"{self.path / name}: token id {chunk[at]} at position {i + at:,} is beyond the "
-                                f"vocabulary of {self.vocab_size:,} ({self.tokenizer}): it is of another tokenizer")
+        if tokens.max() >= self.vocab_size:
+            at = int(np.argmax(tokens >= self.vocab_size))
+            raise UserError(f"{self.path / name}: token id {tokens[at]} at position {at:,} is beyond the vocabulary "
+                            f"of {self.vocab_size:,} ({self.tokenizer}): it is of another tokenizer")
 
     @cached_property
     def token_bytes(self):
@@ -261,7 +253,10 @@ def run_data(run, config, name=None) -> Data:
     trained = config["data"]
     if not name and not trained["path"]:
         raise UserError(f"{run} was not trained here: name the data with --data")
-    data = Data(find_folder(name or trained["path"], *Path(run).resolve().parents), checked=("val",))
+    folder = trained.get("absolute") or ""
+    if name or not os.path.isdir(folder):
+        folder = find_folder(name or trained["path"], *Path(run).resolve().parents)
+    data = Data(folder, checked=("val",))
     if not name and data.fingerprint != trained["fingerprint"]:
         raise UserError(f"{trained['path']} is not what {run} was trained on any more: name the data with --data")
     check_tokens(data, run, config)

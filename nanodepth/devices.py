@@ -1,11 +1,8 @@
 """Devices: which one, what it can do, how much it holds, and the processes that share the work."""
-import errno
 import os
 import platform
-import re
 import resource
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
@@ -21,10 +18,10 @@ def find_device(name="auto"):
     """The torch device `name`; "auto": cuda if there is one, else cpu. UserError if it cannot be used."""
     try:
         name = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
-        one = torch.zeros(1, device=name)
+        one = torch.zeros(1, device=name, dtype=torch.float64)              # of the sums of losses: not on "mps"
         one.item()                                                          # not on "meta"
         return one.device                                                   # cuda gets its index
-    except (RuntimeError, AssertionError) as e:
+    except (RuntimeError, AssertionError, TypeError) as e:
         raise UserError(f"--device {name} cannot be used: {one_line(e).split('. ')[0]}") from None
 
 
@@ -69,7 +66,7 @@ def cast_weights(model, dtype):
 def make_deterministic():
     """From here on the same program gives the same bits, on a GPU too. To be called before anything uses the GPU.
 
-    An operation that has no such form is a RuntimeError, see machine_errors.
+    An operation that has no such form is a RuntimeError.
     """
     import torch._inductor.config
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -118,43 +115,6 @@ def peak_bytes(device):
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def disk_full(error):
-    """This error, or the one behind it, if it is an OSError of a full disk or quota, or a too large file. Else None."""
-    full = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
-    return next((e for e in (error, error.__context__) if getattr(e, "errno", None) in full), None)
-
-
-def out_of_memory(error):
-    """Whether this exception means that the memory of the GPU or of the CPU is full."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
-
-
-@contextmanager
-def machine_errors(advice):
-    """Errors of the machine in this block go on as UserErrors: memory, disk, files, other processes.
-
-    advice: what to do when memory is short. Can also be put before a function as a decorator.
-    """
-    try:
-        yield
-    except (RuntimeError, OSError, MemoryError) as e:
-        if out_of_memory(e):
-            raise UserError(f"out of memory: {advice}") from None
-        if full := disk_full(e):
-            raise UserError(f"{full.strerror}: stopped; free some space and start it again, train.py with --resume if "
-                            "there is a checkpoint", code=1) from None
-        if isinstance(e, OSError) and e.filename:
-            raise UserError(f"{e.filename}: {e.strerror}") from None
-        if isinstance(e, dist.DistError) or "/gloo/" in str(e):
-            raise UserError(f"another rank is gone: stopped; go on with --resume ({one_line(e)})", code=1) from None
-        if cut_off := re.search(r"(\S+\.so): file too short", str(e)):
-            raise UserError(f"{cut_off[1]}, made by the compiler, is cut off, since a compilation was killed: delete "
-                            "it and start again") from None
-        if "does not have a deterministic implementation" in str(e):
-            raise UserError(f"{str(e).split(',')[0]}: leave out --deterministic") from None
-        raise
 
 
 class Ranks:

@@ -8,9 +8,9 @@
 """
 import fcntl
 import json
+import math
 import os
 import platform
-import re
 import secrets
 import shutil
 import subprocess
@@ -18,15 +18,16 @@ import sys
 import zlib
 from contextlib import contextmanager
 from dataclasses import asdict, fields
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import torch
 
 import models
-from nanodepth.cli import UserError, one_line, user_errors
-from nanodepth.devices import disk_full, out_of_memory, processor
+from nanodepth.cli import UserError, one_line, out_of_memory
+from nanodepth.devices import processor
+
+OF_A_RUN = {"config.json", "source", "log.jsonl", "tokenizer.tiktoken"}             # what it writes before a checkpoint
 
 
 def write_atomically(path, write):
@@ -48,26 +49,14 @@ def write_text(path, text):
     write_atomically(path, lambda f: f.write(text.encode()))
 
 
-def write_report(path, text):
-    """Writes to a path that the user names with --json."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as e:
-        raise UserError(f"--json {path} could not be written: {e.strerror}") from None
-
-
 @contextmanager
 def folder_atomically(out):
     """A temporary sibling of `out` that becomes `out` when the block ends well and vanishes when it does not."""
     temporary = out.with_name(f"{out.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        temporary.mkdir()
+        temporary.mkdir(parents=True)
         yield temporary
         os.rename(temporary, out)                                           # refuses an `out` that has something in it
-    except OSError as e:
-        where = str(e.filename2 or e.filename or out).replace(temporary.name, out.name)
-        raise UserError(f"{where}: {e.strerror or one_line(e)}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -99,33 +88,19 @@ def load(run_dir, device="cpu"):
     checkpoint = read_checkpoint(run_dir)
     config = checkpoint["config"]
     check_options(run_dir, config)
-    with user_errors(f"{run_dir}: "):
-        model_config = models.config(config["model"], **config["model_config"])
-    try:
-        model = models.module(config["model"]).Model(model_config)
-        model.load_state_dict(checkpoint["model"])
-    except (KeyError, TypeError, AttributeError, RuntimeError) as e:
-        if out_of_memory(e):
-            raise
-        raise UserError(f"{run_dir}: the checkpoint does not fit {models.path(config['model'])} as it is today (the "
-                        f"file it was trained with is in {run_dir}/source): {one_line(e)}") from None
+    model = models.build(config["model"], **config["model_config"])
+    take_weights(model, checkpoint, f"{models.path(config['model'])} as it is today (see {run_dir}/source)", run_dir)
     for old in changed(run_dir, [models.module(config["model"]).__file__]):
         print(f"{old} is what it was trained with: the file is another now", file=sys.stderr)
     return model.to(device).eval(), config
 
 
 def check_options(run_dir, config):
-    """UserError if an option that the run's model had is gone; it says which file has it today."""
+    """UserError if an option that the run's model had is gone."""
     name = config["model"]
-    with user_errors(f"{run_dir}: "):
-        today = {f.name for f in fields(models.module(name).Config)}
-    if gone := {key: value for key, value in config["model_config"].items() if key not in today}:
-        from nanodepth.layouts import MOVED
-        words = [f"{key}={value}" for key, value in gone.items()]
-        where = [f"{word} is {new} today" for old, pattern, new in MOVED for word in words
-                 if old == name and re.fullmatch(pattern, word)]
-        raise UserError(f"{run_dir} was trained with an older {models.path(name)}, which had {', '.join(words)}: "
-                        f"{'; '.join(where + [f'that file is in {run_dir}/source'])}")
+    if gone := set(config["model_config"]) - {f.name for f in fields(models.module(name).Config)}:
+        raise UserError(f"{run_dir} was trained with an older {models.path(name)}, which had {', '.join(sorted(gone))}: "
+                        f"that file is in {run_dir}/source")
 
 
 def changed(run_dir, sources):
@@ -134,15 +109,14 @@ def changed(run_dir, sources):
     return [old for old, now in kept if old.exists() and old.read_bytes() != now.read_bytes()]
 
 
-def take_weights(model, run_dir):
-    """Gives the model the weights of a run folder. UserError if they do not fit."""
+def take_weights(model, checkpoint, what, run_dir):
+    """Gives the model the weights of a checkpoint. UserError if they do not fit it; what: the model in words."""
     try:
-        model.load_state_dict(read_checkpoint(run_dir)["model"])
-    except RuntimeError as e:
+        model.load_state_dict(checkpoint["model"])
+    except (KeyError, TypeError, AttributeError, RuntimeError) as e:
         if out_of_memory(e):
             raise
-        raise UserError(f"the weights of {run_dir} do not fit the model ({one_line(e)[:120]} ...): leave out --model "
-                        "and options of its shape") from None
+        raise UserError(f"the weights of {run_dir} do not fit {what}: {one_line(e)[:200]}") from None
 
 
 def log_rows(path, last):
@@ -162,29 +136,28 @@ def log_rows(path, last):
 
 
 def new_folder(options):
-    """Makes the run folder: --out must not exist, a default name gets the next free number."""
+    """Makes the run folder. A default name gets the next free number; --out may exist if it holds no checkpoint."""
     numbered = (f"runs/{options.model}-{options.preset}{'' if i == 1 else f'-{i}'}" for i in range(1, 10 ** 6))
-    for name in [options.out] if options.out else numbered:
-        try:
-            os.makedirs(name)
-            return Path(name)
-        except FileExistsError:
-            pass
-        except OSError as e:
-            raise UserError(f"--out {name} cannot be made: {e.strerror}") from None
-    resume = f", or go on with --resume {options.out}" if (Path(options.out) / "ckpt.pt").exists() else ""
-    raise UserError(f"{options.out} exists: choose another --out{resume}")
+    for path in map(Path, numbered if options.out is None else [options.out]):
+        if options.out is None and path.exists():
+            continue
+        path.mkdir(parents=True, exist_ok=True)
+        if (path / "ckpt.pt").exists():
+            raise UserError(f"{path} exists: choose another --out, or go on with --resume {path}")
+        if others := {file.name for file in path.iterdir()} - OF_A_RUN - {".lock", "ckpt.pt.tmp"}:
+            raise UserError(f"{path} exists and has {min(others)} in it, which is no run's: choose another --out")
+        return path
 
 
 def lock(path):
     """Holds the folder until this process ends, however it ends; returns the open file. UserError if another has it."""
+    handle = open(path / ".lock", "w")
     try:
-        handle = open(path / ".lock", "w")
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UserError(f"{path} is in use by another process") from None
-    except OSError as e:
-        raise UserError(f"{path} cannot be written to: {e.strerror}") from None
+    except OSError as e:                                                    # some network file systems have no locks
+        print(f"{path} cannot be locked ({e.strerror}): see that no other process uses it", file=sys.stderr)
     return handle
 
 
@@ -199,16 +172,13 @@ def git_state():
         return None
 
 
-def trackers(options):
-    """{"wandb": its module, "tensorboard": ...}, as the options ask for. UserError for one that is not installed."""
-    found = {}
-    for name, module in dict(wandb="wandb", tensorboard="torch.utils.tensorboard").items():
-        try:
-            if getattr(options, name):
-                found[name] = import_module(module)
-        except ImportError:
-            raise UserError(f"--{name} needs the package {name}: pip install {name}") from None
-    return found
+def as_json(x):
+    """A value of a log row, nan and inf as None: JSON has no such numbers."""
+    if isinstance(x, dict):
+        return {key: as_json(value) for key, value in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [as_json(value) for value in x]
+    return None if isinstance(x, float) and not math.isfinite(x) else x
 
 
 class Run:
@@ -219,10 +189,9 @@ class Run:
     could not be written.
     """
 
-    def __init__(self, path, options, ranks):
-        self.path, self.batch_tokens, self.writes = path, options.batch_tokens, ranks.rank == 0
-        self.config, self.start, self.saved, self.evaluated = None, 0, -1, -1
-        self.save_failed, self.wandb, self.board = False, None, None
+    def __init__(self, path, options, ranks, config):
+        self.path, self.batch_tokens, self.writes, self.config = path, options.batch_tokens, ranks.rank == 0, config
+        self.start, self.saved, self.evaluated, self.save_failed, self.wandb = 0, -1, -1, False, None
         self.lock = lock(path) if self.writes else None
 
     @classmethod
@@ -232,22 +201,24 @@ class Run:
         system: the model and its options as given, by which analyze.py takes runs together.
         """
         path = ranks.share(new_folder(options) if ranks.rank == 0 else None)
-        run = cls(path, options, ranks)
-        run.config = {
+        run = cls(path, options, ranks, {
             "system": system, "model": options.model, "model_config": asdict(model.config),
             "options": {**asdict(options), "out": str(path)}, "tokenizer": data.tokenizer, "n_vocab": data.vocab_size,
-            "data": {"path": str(data.path), "fingerprint": data.fingerprint, "meta": data.meta},
+            "data": {"path": str(data.path), "absolute": str(data.path.resolve()), "fingerprint": data.fingerprint,
+                     "meta": data.meta},
             "command": [sys.executable, *sys.argv], "git": git_state(),
             "gpu": torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else None,
             "cpu": processor(), "ranks": ranks.world, "id": os.urandom(4).hex(),
-            "versions": {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}}
+            "versions": {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}})
         if run.writes:
-            (path / "source").mkdir()
+            (path / "source").mkdir(exist_ok=True)
             for source in sources:
                 shutil.copy(source, path / "source")
             if data.tokenizer not in ("gpt2", "byte"):
                 shutil.copy(data.tokenizer, path / "tokenizer.tiktoken")
             write_text(path / "config.json", json.dumps(run.config, indent=1))
+            write_text(path / "log.jsonl", "")
+            run.open_log(options)
         return run
 
     @classmethod
@@ -257,56 +228,50 @@ class Run:
         fit; no file is changed then.
         """
         path = Path(options.resume)
-        run = cls(path, options, ranks)
         checkpoint = read_checkpoint(path)
-        run.config, step = checkpoint["config"], checkpoint["step"]
-        if run.config["data"]["fingerprint"] != data.fingerprint:
-            raise UserError(f"{data.path} is not the data that {path} was trained on ({run.config['data']['path']}), "
+        config, step = checkpoint["config"], checkpoint["step"]
+        run = cls(path, options, ranks, config)
+        if config["data"]["fingerprint"] != data.fingerprint:
+            raise UserError(f"{data.path} is not the data that {path} was trained on ({config['data']['path']}), "
                             "or has changed since: name that with --data")
+        take_weights(model, checkpoint, f"{models.path(options.model)} as it is today", path)
         try:
             if not 0 <= step <= options.max_steps or checkpoint["tokens"] != step * options.batch_tokens:
                 raise ValueError(f"{checkpoint['tokens']} tokens at step {step} of {options.max_steps} steps of "
                                  f"{options.batch_tokens}")
-            model.load_state_dict(checkpoint["model"])
             for optimizer, state in zip(optimizers, checkpoint["optimizers"], strict=True):
                 optimizer.load_state_dict(state)
             torch.set_rng_state(checkpoint["rng"])
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as e:
-            if out_of_memory(e):
-                raise
-            raise UserError(f"{path}/ckpt.pt does not fit {models.path(options.model)} and train.py as they are "
-                            f"today: {one_line(e)}") from None
+            raise UserError(f"{path}/ckpt.pt does not fit train.py as it is today: {one_line(e)}") from None
         run.start = run.saved = step
-        run.config["options"] |= {name: x for name, x in vars(options).items() if name in given and name != "resume"}
-        if "data" in given:
-            run.config["data"]["path"] = str(data.path)                     # eval.py looks there
+        config["options"] |= {name: x for name, x in vars(options).items() if name in given and name != "resume"}
+        if "data" in given:                                                 # eval.py looks there
+            config["data"] |= {"path": str(data.path), "absolute": str(data.path.resolve())}
         if run.writes:
-            write_text(path / "config.json", json.dumps(run.config, indent=1))
+            write_text(path / "config.json", json.dumps(config, indent=1))
             rows = log_rows(path / "log.jsonl", step)
             run.evaluated = max((row["step"] for row in rows if row["kind"] == "val"), default=-1)
             write_text(path / "log.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+            run.open_log(options)
         run.evaluated = ranks.share(run.evaluated)
         return run
 
-    def open_log(self, wandb=None, tensorboard=None):
-        """From here on log() writes; also to wandb and TensorBoard, if these packages are given."""
-        if self.writes:
-            self.file = open(self.path / "log.jsonl", "a", buffering=1)
-            if wandb:                                                       # a copy of the folder is another run
-                self.wandb = wandb.init(project="nanodepth", name=self.path.name, config=self.config, resume="allow",
-                                        id=f"{self.config['id']}-{zlib.crc32(self.path.name.encode()):08x}")
-            if tensorboard:                                                 # what a resumed run repeats is hidden
-                self.board = tensorboard.SummaryWriter(self.path, purge_step=self.start + 1)
+    def open_log(self, options):
+        """From here on log() writes; also to Weights & Biases, if the options say so."""
+        self.file = open(self.path / "log.jsonl", "a", buffering=1)
+        if options.wandb:                                                   # a copy of the folder is another run
+            import wandb
+            self.wandb = wandb.init(project="nanodepth", name=self.path.name, config=self.config, resume="allow",
+                                    id=f"{self.config['id']}-{zlib.crc32(self.path.name.encode()):08x}")
 
     def log(self, kind, step, **row):
         """Adds a row to the log: kind, step, tokens so far, and the given numbers."""
         if self.writes:
-            self.file.write(json.dumps({"kind": kind, "step": step, "tokens": step * self.batch_tokens, **row}) + "\n")
-            if self.wandb:
-                self.wandb.log({f"{kind}/{name}": x for name, x in row.items()}, step=step)
-            for name, x in row.items() if self.board else ():
-                if isinstance(x, (int, float)):
-                    self.board.add_scalar(f"{kind}/{name}", x, step)
+            row = as_json({"kind": kind, "step": step, "tokens": step * self.batch_tokens, **row})
+            self.file.write(json.dumps(row) + "\n")
+        if self.wandb:
+            self.wandb.log({f"{kind}/{name}": x for name, x in row.items()}, step=step)
 
     def save(self, step, model, optimizers):
         """Writes the checkpoint of `step`. None, or one line if that fails (full disk)."""
@@ -317,11 +282,6 @@ class Run:
             if self.writes:
                 write_atomically(self.path / "ckpt.pt", lambda f: torch.save(state, f))
         except (OSError, RuntimeError) as e:
-            kept = self.path / "before_decay"                               # its place is needed, unless it was used
-            if disk_full(e) and kept.exists() and not (kept / ".lock").exists():
-                shutil.rmtree(kept, ignore_errors=True)
-                if not kept.exists():
-                    return self.save(step, model, optimizers)
             self.save_failed = True
             return (f"step {step}: the checkpoint could not be written (is the disk full? {one_line(e)}); "
                     f"{self.newest()}")
@@ -332,24 +292,21 @@ class Run:
 
         One of an earlier step (the run was shorter then) makes room for it, unless somebody went on there.
         """
-        kept = self.path / "before_decay"
+        kept, temporary = self.path / "before_decay", self.path / ".before_decay.tmp"
         if not self.writes or self.save_failed or (kept / ".lock").exists():
             return None
-        temporary = self.path / ".before_decay.tmp"
         try:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
-            for name in ("config.json", "log.jsonl", "tokenizer.tiktoken"):
-                if (self.path / name).exists():
-                    shutil.copy(self.path / name, temporary)
-            if (self.path / "source").exists():
-                shutil.copytree(self.path / "source", temporary / "source")
+            for name in OF_A_RUN:
+                if (old := self.path / name).exists():
+                    (shutil.copytree if old.is_dir() else shutil.copy)(old, temporary / name)
             os.link(self.path / "ckpt.pt", temporary / "ckpt.pt")           # the next save replaces the other name
             shutil.rmtree(kept, ignore_errors=True)
             os.rename(temporary, kept)
         except OSError as e:
             shutil.rmtree(temporary, ignore_errors=True)
-            return f"{kept} could not be made ({e.strerror}): this run cannot be made longer"
+            return f"{kept} could not be made ({one_line(e)}): this run cannot be made longer"
 
     def newest(self):
         """Which checkpoint there is, in words."""

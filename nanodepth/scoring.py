@@ -25,7 +25,7 @@ def evaluate(model, batches, token_bytes=None, autocast=None, reduce=None):
     if reduce:
         reduce(sums)
     nats, tokens, text = sums.tolist()
-    loss = nats / tokens
+    loss = nats / max(1, tokens)                                                    # none before a signal
     bpb = nats / math.log(2) / text if text else None
     return {"loss": loss, "ppl": math.exp(min(loss, 700)), "bpb": bpb, "eval_tokens": int(tokens)}
 

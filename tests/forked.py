@@ -25,12 +25,12 @@ MEMORY = 16 * 2 ** 30           # bytes of addresses for a script: too large a m
 
 def within(script, main, *words):
     """The exit code of a script's main(argv) in this process; prints the error line as the script would."""
-    from nanodepth.cli import UserError, exit_code
+    from nanodepth.cli import exit_code
     try:
         return main([*map(str, words)])
     except SystemExit as e:
         return e.code
-    except UserError as e:
+    except Exception as e:
         return exit_code(script, e)
 
 

@@ -64,29 +64,6 @@ def test_which_lengths_fit(changes, old, new, step, said):
             train.check_length(options, before, step)
 
 
-@pytest.mark.parametrize("case", ["full", "used", "no permission"])
-def test_a_full_disk_takes_the_place_of_before_decay(case, data, tmp_path, monkeypatch):
-    """Unless somebody went on from there, or another thing is wrong: then the last checkpoint is missing, and the exit
-    code is 1."""
-    save, kept = runs.write_atomically, tmp_path / "run" / "before_decay"
-
-    def broken(path, write):
-        if path.name == "ckpt.pt" and kept.exists():
-            if case == "used":
-                (kept / ".lock").touch()
-            if case == "no permission":
-                raise PermissionError(13, "Permission denied")
-            try:
-                raise OSError(28, "No space left on device")
-            finally:
-                raise RuntimeError("unexpected pos 704 vs 598")             # as torch does
-        save(path, write)
-    monkeypatch.setattr(runs, "write_atomically", broken)
-    stays = case != "full"
-    assert inside(*flags(**LONG, data=data, out=tmp_path / "run")) == int(stays)
-    assert runs.read_checkpoint(tmp_path / "run")["step"] == (36 if stays else 48) and kept.exists() == stays
-
-
 def test_what_may_change(data, whole, scripts, tmp_path):
     """How often is validated and on how much, the place of the data (which eval.py knows afterwards), a preset that is
     gone, a model file (which is said), and config.json."""
@@ -163,27 +140,20 @@ def test_a_signal_stops_a_validation(tmp_path):
     assert [row["step"] for row in rows(out, "val")] == [0, 2]
 
 
-def test_samples_and_tensorboard(data, tmp_path, capsys):
-    """Samples at validations of multiples of sample_every, without a change to the losses; scalars of every row."""
+def test_samples(data, tmp_path, capsys):
+    """At validations of multiples of sample_every, without a change to the losses."""
     few = {**SMALL, "max_steps": 8, "eval_every": 2, "n_layer": 1, "z_loss": 0.1}
     assert inside(*flags(**few, data=data, out=tmp_path / "a")) == 0
     capsys.readouterr()
-    assert inside(*flags(**few, data=data, out=tmp_path / "b", sample_every=4, tensorboard=True)) == 0
+    assert inside(*flags(**few, data=data, out=tmp_path / "b", sample_every=4)) == 0
     assert capsys.readouterr().out.count("---") == 2 * 3                    # before and behind those of 0, 4 and 8
     assert losses(tmp_path / "a") == losses(tmp_path / "b") and vals(tmp_path / "a") == vals(tmp_path / "b")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    for _ in range(2):
-        events = EventAccumulator(str(tmp_path / "b")).Reload()
-        assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [
-            (row["step"], pytest.approx(row["loss"])) for row in rows(tmp_path / "b")]
-        assert [e.step for e in events.Scalars("val/bpb")] == [0, 2, 4, 6, 8]
-        assert inside("--resume", str(tmp_path / "b")) == 0                 # and the same once more
 
 
 def test_weights_and_biases(data, tmp_path, monkeypatch):
     """A run that goes on is the same one there; a copy that goes on, and before_decay, are others."""
     begun, logged = [], []
-    with pytest.raises(UserError, match="pip install wandb"), monkeypatch.context() as patch:
+    with pytest.raises(ModuleNotFoundError), monkeypatch.context() as patch:
         patch.setitem(sys.modules, "wandb", None)                           # as if it were not installed
         inside(*flags(**LONG, data=data, wandb=True))
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(
@@ -202,7 +172,5 @@ def test_memory_that_is_short_is_no_wrong_checkpoint(whole, data, tmp_path, monk
         raise torch.OutOfMemoryError("CUDA out of memory")
     monkeypatch.setattr(torch.nn.Module, "load_state_dict", short)
     for words in (["--resume", str(whole)], flags(**SMALL, init_from=whole, data=data, out=tmp_path / "a")):
-        with pytest.raises(UserError, match="^out of memory: "):
+        with pytest.raises(torch.OutOfMemoryError):
             inside(*words)
-    with pytest.raises(torch.OutOfMemoryError):
-        runs.load(whole)

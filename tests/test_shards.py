@@ -163,8 +163,7 @@ def test_token_bytes_of_a_folder(tmp_path):
             Data(folder).token_bytes
 
 
-def test_ids_beyond_the_vocabulary(tmp_path, monkeypatch):
-    monkeypatch.setattr("nanodepth.data.CHUNK", 8)                           # the bad id lies in a later chunk
+def test_ids_beyond_the_vocabulary(tmp_path):
     good = [256] * 30
     bad = good[:21] + [257] + good[22:]
     names = {"train_000000.bin": 30, "train_000001.bin": 30, "val_000000.bin": 3}
