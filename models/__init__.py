@@ -120,9 +120,7 @@ def config(name, **values):
 
 def build(name, **values):
     """Model `name` with the given fields of Config, initialised. UserError as config()."""
-    chosen = config(name, **values)
-    with user_errors(f"{name}: "):
-        return module(name).Model(chosen)
+    return module(name).Model(config(name, **values))
 
 
 def cache_class(name):

@@ -10,7 +10,6 @@ import signal
 import sys
 import typing
 from dataclasses import fields
-from itertools import pairwise
 from pathlib import Path
 
 import models
@@ -128,10 +127,7 @@ def out_file(path):
 
 
 class Parser(argparse.ArgumentParser):
-    """A mistake in the flags is one line and exit code 2; for a flag that does not exist it names ours or the nearest.
-
-    Of a switch, --x=true is --x and --x=false is --no-x.
-    """
+    """A mistake in the flags is one line and exit code 2; a flag that does not exist is answered with the nearest."""
 
     def __init__(self, prog=None, **settings):
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -141,42 +137,29 @@ class Parser(argparse.ArgumentParser):
         self.exit(exit_code(self.prog.split()[0], UserError(message)))
 
     def parse_args(self, args=None, namespace=None):
-        args = sys.argv[1:] if args is None else list(args)
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             commands = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
             parsers = [self, *(command.choices[getattr(parsed, command.dest)] for command in commands)]
-            flags = {flag: action for parser in parsers for action in parser._actions for flag in action.option_strings}
-            self.error(f"unknown argument {unknown[0]}: {self.hint(unknown[0], args, flags)}")
+            flags = [flag for parser in parsers for action in parser._actions for flag in action.option_strings]
+            self.error(f"unknown argument {unknown[0]}: {self.hint(unknown[0], flags)}")
         return parsed
 
     @staticmethod
-    def hint(unknown, args, flags):
-        """What to do about a word that is no argument. flags: {flag: its action} of those that exist."""
-        for flag, word in pairwise(args):
-            if word == unknown and flag in flags and flags[flag].nargs == 0:
-                return f"{flag} is a switch and takes no value"
+    def hint(unknown, flags):
+        """What to do about a word that is no argument. flags: those that exist."""
         known, asked = [flag[2:] for flag in flags if flag[:2] == "--"], unknown.split("=")[0].lstrip("-")
         ours = next((names.split(" --") for names, words in ELSEWHERE.items()
                      if asked.replace("-", "_") in words.split()), [])
         near = [flag for flag in ours if flag in known] or difflib.get_close_matches(asked, known, 1, 0.65)
         return f"did you mean {' or '.join(f'--{flag}' for flag in near)}?" if near else "see --help"
 
-    def parse_known_args(self, args=None, namespace=None):
-        switches = {flag for action in self._actions if action.nargs == 0 for flag in action.option_strings}
-        words = []
-        for word in sys.argv[1:] if args is None else args:
-            flag, _, value = word.partition("=")
-            if flag in switches and value.lower() in ("true", "false"):
-                word = flag if value.lower() == "true" else f"--no-{flag[2:]}"
-            words.append(word)
-        return super().parse_known_args(words, namespace)
-
 
 def add_options(parser, title, cls, defaults):
     """One flag per field of the dataclass `cls`; the comment behind the field is its help.
 
-    Flags that are not given are missing from the parsed namespace. defaults: shown instead of the fields' own.
+    Flags that are not given are missing from the parsed namespace. defaults: shown instead of the fields' own. A bool
+    is --x, --x true, --x=false or --no-x.
     """
     group = parser.add_argument_group(title)
     notes = dict(re.findall(r"^    (\w+): .*? # (.*)$", inspect.getsource(cls), re.M))
@@ -184,9 +167,12 @@ def add_options(parser, title, cls, defaults):
     for f in fields(cls):
         (kind,), default = models.kinds(types[f.name]), defaults.get(f.name, f.default)
         text = f"{notes.get(f.name, '')} [{'none' if default is None else default}]".replace("%", "%%")
-        how = dict(action=argparse.BooleanOptionalAction) if kind is bool else dict(
-            type=reader(types[f.name]), metavar={int: "N", float: "X"}.get(kind, f.name.upper()))
-        group.add_argument(f"--{f.name}", default=argparse.SUPPRESS, help=text, **how)
+        how = dict(nargs="?", const=True) if kind is bool else {}
+        group.add_argument(f"--{f.name}", type=reader(types[f.name]), default=argparse.SUPPRESS, help=text,
+                           metavar={int: "N", float: "X", bool: "true|false"}.get(kind, f.name.upper()), **how)
+        if kind is bool:
+            group.add_argument(f"--no-{f.name}", dest=f.name, action="store_const", const=False,
+                               default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def reader(hint):

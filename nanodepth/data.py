@@ -107,6 +107,10 @@ class Data:
                                 "prepare the folder again")
             self.tokenizer = str(ranks)
 
+    def place(self):
+        """Where the data are, for a run's config.json."""
+        return {"path": str(self.path), "absolute": str(self.path.resolve())}
+
     def check_ids(self, name, tokens):
         """UserError if a token of this shard is beyond the vocabulary."""
         if tokens.max() >= self.vocab_size:

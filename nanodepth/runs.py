@@ -99,8 +99,8 @@ def check_options(run_dir, config):
     """UserError if an option that the run's model had is gone."""
     name = config["model"]
     if gone := set(config["model_config"]) - {f.name for f in fields(models.module(name).Config)}:
-        raise UserError(f"{run_dir} was trained with an older {models.path(name)}, which had {', '.join(sorted(gone))}: "
-                        f"that file is in {run_dir}/source")
+        raise UserError(f"{run_dir} was trained with an older {models.path(name)}, which had "
+                        f"{', '.join(sorted(gone))}: that file is in {run_dir}/source")
 
 
 def changed(run_dir, sources):
@@ -201,15 +201,14 @@ class Run:
         system: the model and its options as given, by which analyze.py takes runs together.
         """
         path = ranks.share(new_folder(options) if ranks.rank == 0 else None)
+        versions = {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
         run = cls(path, options, ranks, {
             "system": system, "model": options.model, "model_config": asdict(model.config),
             "options": {**asdict(options), "out": str(path)}, "tokenizer": data.tokenizer, "n_vocab": data.vocab_size,
-            "data": {"path": str(data.path), "absolute": str(data.path.resolve()), "fingerprint": data.fingerprint,
-                     "meta": data.meta},
-            "command": [sys.executable, *sys.argv], "git": git_state(),
+            "data": {**data.place(), "fingerprint": data.fingerprint, "meta": data.meta},
+            "command": [sys.executable, *sys.argv], "git": git_state(), "ranks": ranks.world, "versions": versions,
             "gpu": torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else None,
-            "cpu": processor(), "ranks": ranks.world, "id": os.urandom(4).hex(),
-            "versions": {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}})
+            "cpu": processor(), "id": os.urandom(4).hex()})
         if run.writes:
             (path / "source").mkdir(exist_ok=True)
             for source in sources:
@@ -247,7 +246,7 @@ class Run:
         run.start = run.saved = step
         config["options"] |= {name: x for name, x in vars(options).items() if name in given and name != "resume"}
         if "data" in given:                                                 # eval.py looks there
-            config["data"] |= {"path": str(data.path), "absolute": str(data.path.resolve())}
+            config["data"] |= data.place()
         if run.writes:
             write_text(path / "config.json", json.dumps(config, indent=1))
             rows = log_rows(path / "log.jsonl", step)

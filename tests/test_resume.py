@@ -16,7 +16,7 @@ import train
 from folders import ranks_file
 from nanodepth import runs
 from nanodepth.cli import UserError
-from small import SMALL, assert_same_run, flags, inside, losses, near, rows, start, vals, wait_until
+from small import SMALL, assert_same_run, flags, inside, losses, near, rows, start, vals
 
 LONG = {**SMALL, "max_steps": 48}                                           # its end begins at step 36
 
@@ -130,8 +130,8 @@ def test_a_signal_stops_a_validation(tmp_path):
     data_prep.prepare_text([tmp_path / "train.txt"], tmp_path / "big", "byte", val_files=[tmp_path / "val.txt"])
     slow, out = {**SMALL, "eval_tokens": 10 ** 9, "micro_batch": 1, "max_steps": 2, "warmup_steps": 1}, tmp_path / "run"
     running = start(*flags(**slow, data=tmp_path / "big", out=out))
-    wait_until(lambda: (out / "log.jsonl").exists(), running)
-    time.sleep(0.5)                                                         # it validates for longer than this
+    assert any("to resume" in line for line in running.stdout)              # the last line before the first validation
+    time.sleep(0.5)                                                         # which takes longer than this
     running.send_signal(signal.SIGINT)
     printed, errors = running.communicate(timeout=60)
     assert running.returncode == 130 and "interrupted after step 0" in printed and "Traceback" not in errors, errors
