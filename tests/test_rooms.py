@@ -1,5 +1,6 @@
 """The house: imports point down, no place knows a model by name, and what a model file and its report say."""
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -43,6 +44,14 @@ def test_every_module_can_be_imported_first():
     for name in ("models", "probes", *(f"nanodepth.{path.stem}" for path in ROOT.glob("nanodepth/*.py"))):
         done = subprocess.run([sys.executable, "-c", f"import {name}"], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+
+
+def test_a_folder_of_the_same_name_is_named(tmp_path):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "__init__.py").touch()
+    done = subprocess.run([sys.executable, "-c", "import nanodepth"], cwd=tmp_path, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert f"ImportError: {tmp_path / 'models'} hides the package models" in done.stderr, done.stderr
 
 
 def quoted(path):
