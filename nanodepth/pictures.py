@@ -73,14 +73,6 @@ def heat(ax, matrix, title, xlabel, ylabel, first=(0, 0), **options):
     return image
 
 
-def lines(ax, x, series, title, unit=""):
-    """Up to three {label: numbers over the layers x} in one panel."""
-    for (label, y), color, dash in zip(series.items(), (COLORS[2], COLORS[4], COLORS[3]), ("-", "--", ":")):
-        ax.plot(x, y, dash, color=color, marker="o", ms=3, label=label)
-    over_layers(ax, title, unit)
-    ax.legend(fontsize=8, frameon=False)
-
-
 def over_layers(ax, title, unit):
     """Title, axes and grid of a panel over the layers."""
     ax.set_title(title, fontsize=10)

@@ -68,20 +68,16 @@ def test_what_others_are_compared_with(tmp_path):
     assert curves.find_baseline(dict.fromkeys("xy", some)) == "x"
 
 
-@pytest.mark.parametrize("name, value, said", [
-    ("fingerprint", "other123456", "d (fingerprint other123), sequences of 256 tokens, eval_tokens 1,000"),
-    ("eval_tokens", 7, "d (fingerprint f), sequences of 256 tokens, eval_tokens 7"),
-    ("final_eval_tokens", 7, "d (fingerprint f), sequences of 256 tokens, eval_tokens 1,000 (7 at the end)"),
-    ("seq_len", 8000, "d (fingerprint f), sequences of 8,000 tokens, eval_tokens 1,000")])
-def test_runs_that_cannot_be_compared_are_apart(tmp_path, name, value, said):
-    a, b, c = read(*(write_run(tmp_path / run, [5, 4], seed=seed) for seed, run in enumerate("abc")))
-    usual = "d (fingerprint f), sequences of 256 tokens, eval_tokens 1,000"
-    assert curves.comparable([a, b, c]) == [(usual, [a, b, c])]
-    b["config"]["options"]["final_eval_tokens"] = 1000                              # what it is without the option
-    assert len(curves.comparable([a, b, c])) == 1
-    a["config"]["data" if name == "fingerprint" else "options"][name] = value
-    assert curves.comparable([a, b, c]) == [(usual, [b, c]), (said, [a])]           # the largest group first
-    assert curves.comparable([a, b]) == [(said, [a]), (usual, [b])]                 # of equal ones the first given
+def test_what_the_losses_are_means_over(tmp_path):
+    run, = read(write_run(tmp_path / "run", [5, 4]))
+    usual = "1,000 tokens in sequences of 256 of data with fingerprint f"
+    assert curves.validated_on(run) == usual
+    run["config"]["options"]["final_eval_tokens"] = 1000                            # what it is without the option
+    assert curves.validated_on(run) == usual
+    run["config"]["options"] |= {"final_eval_tokens": 7000, "eval_tokens": 10, "seq_len": 8000}
+    run["config"]["data"]["fingerprint"] = "other"
+    assert curves.validated_on(run) == (
+        "10 tokens (7,000 at the end) in sequences of 8,000 of data with fingerprint other")
 
 
 def test_of_equal_runs_the_newest_counts(tmp_path):
