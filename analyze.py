@@ -87,8 +87,8 @@ def probe(args):
               + (f"{copied:.4f} on the {share:.0%} that could be copied, {others:.4f} on the others" if share else
                  "nothing could be copied"), flush=True)
         if not numbers["depth"]:
-            note(f"{name}: no depth matrix: what its blocks read is no sum of earlier outputs with known weights; "
-                 f"frozen or depth_matrix in probes/{numbers['model']}.py can say which weights it has")
+            note(f"{name}: no depth matrix: what its blocks read is no sum of earlier outputs with fixed weights; "
+                 f"token_weights or depth_matrix in probes/{numbers['model']}.py can say where its weights come from")
     root = models.names()[0]
     found = dict(sorted(found.items(), key=lambda item: item[1]["model"] != root))     # the baseline is black
     args.out.mkdir(parents=True, exist_ok=True)

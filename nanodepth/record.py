@@ -53,11 +53,6 @@ class Record:
     reads: list = field(default_factory=list)       # 2 L + 1: what the sublayers and final_norm read, before norms
     outputs: list = field(default_factory=list)     # 2 L + 1: the embedding, and what the sublayers give
 
-    @property
-    def hidden(self):
-        """The residual stream before each block and at the end: L + 1."""
-        return self.reads[::2]
-
 
 def tables(model):
     """The embeddings of which the first output is the sum: of the token, and of its position where that has one."""
@@ -156,14 +151,14 @@ def depth_matrix(model, idx, record, probe=None):
     """{"r" and other streams: A (B, T, 2 L + 1, 2 L + 1)}: reader l, a sublayer or the head, gets sum_s A[l, s]
     outputs[s] of the record.
 
-    A is what is read in a pass with unit vectors in place of the outputs, and with the weights that frozen() of the
-    probes makes in the real one. Rows of other streams than r count for the attention alone.
+    A is what is read in a pass with unit vectors in place of the outputs, and with the token_weights() of the probes as
+    they are in the real one. Rows of other streams than r count for the attention alone.
     """
     if hasattr(probe, "depth_matrix"):
         return probe.depth_matrix(model, idx, record)
     n, C, parts = len(record.outputs), record.outputs[0].size(-1), defaultdict(list)
-    frozen = getattr(probe, "frozen", nothing)(model)
-    weights = {module: lambda _, seen=seen: seen for module, seen in zip(frozen, watch(model, idx, frozen))}
+    dynamic = getattr(probe, "token_weights", nothing)(model)
+    weights = {module: lambda _, seen=seen: seen for module, seen in zip(dynamic, watch(model, idx, dynamic))}
     sublayers = [part for block in model.blocks for part in (block.attn, block.mlp)]
     for first in range(0, n, C):                                                    # C columns of A at a time
         units = {table: partial(unit, -1) for table in tables(model)} | {
@@ -212,7 +207,7 @@ def observe(model, idx, targets, probe=None):
             heads.append((entropy(weights), sink(weights), *induction(weights, idx)))
     with recorded(model) as record, SeeAttention(see):
         model(idx)
-    L, hidden = len(model.blocks), record.hidden
+    L, hidden = len(model.blocks), record.reads[::2]        # the residual stream before each block and at the end
     if len(record.reads) != 2 * L + 1 or len(record.outputs) != 2 * L + 1:
         raise UserError("a block does not call its attn_norm, attn, mlp_norm and mlp once each: it cannot be watched")
     if not all(x.isfinite().all() for x in hidden):
@@ -244,21 +239,17 @@ def averaged(model, batches, probe=None):
     return total
 
 
-def repeated(idx, targets):
-    """(B, T) bool: where the same token followed the same token before in its row, so that it could be copied."""
-    pairs = torch.stack((idx, targets), dim=-1)
-    return (pairs[:, :, None] == pairs[:, None]).all(-1).tril(-1).any(-1)
-
-
 @torch.no_grad()
 def copying(model, batches):
-    """Mean loss, in nats, of the targets that repeated() finds and of all others, and the share of the first.
+    """Mean loss, in nats, of the targets that could be copied, since the same token followed the same token before in
+    its row; of all others; and the share of the first. batches: [(idx, targets)], int64 (B, T).
 
     A model without induction heads (arXiv:2209.11895) has not learned to copy: the two are close.
     """
     nats, count = [0.0, 0.0], [0, 0]
     for idx, targets in batches:
-        seen = repeated(idx, targets)
+        pairs = torch.stack((idx, targets), dim=-1)
+        seen = (pairs[:, :, None] == pairs[:, None]).all(-1).tril(-1).any(-1)       # (B, T)
         for i, mask in enumerate((seen & (targets >= 0), ~seen & (targets >= 0))):
             if n := int(mask.sum()):
                 nats[i] += model(idx, targets.where(mask, -1))[1].item() * n

@@ -8,9 +8,9 @@ neutral(model)                  sets the own parameters so that the model is its
                                 ValueError for options with which it never is
 stats(model, idx)               for the training log: {quantity: [a number per layer]}
 streams(model, idx)             {"q", "k", "v", "r": L inputs (B, T, C)} of the attention, where they are not one
-frozen(model)                   [modules] that make weights of each token, with which earlier outputs are summed
-depth_matrix(model, idx, record)  {"r": A (2 L + 1, 2 L + 1) per token}, where frozen() is not enough to find it: reader
-                                l, a sublayer or the head, reads sum_s A[l, s] outputs[s] (record.depth_matrix)
+token_weights(model)            [modules] whose outputs are weights of each token, with which earlier outputs are summed
+depth_matrix(model, idx, record)  where token_weights() is not enough: {"r": A (2 L + 1, 2 L + 1) per token}: reader l,
+                                a sublayer or the head, reads sum_s A[l, s] outputs[s], of a record.Record of idx
 value_matrix(model, idx)        {"v" (values), "q", "k" or "g" (gates): A (L, L)}, means over the tokens: layer n has
                                 sum_m A[n, m] times what layer m computes; or (L, L + 1), with a source outside first
 numbers(model, means, batches)  more numbers for RUN.json: {key: value}, from means over the tokens and from passes with

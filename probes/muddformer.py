@@ -34,13 +34,13 @@ def mixtures(model):
     return [m for m in model.aggregate if m is not None]
 
 
-def frozen(model):
+def token_weights(model):
     """The maps that end in dynamic weights: none if they are static."""
     return [m.w2 for m in mixtures(model) if m.w2 is not None]
 
 
 def stats(model, idx):
-    made = iter(watch(model, idx, frozen(model)))
+    made = iter(watch(model, idx, token_weights(model)))
     A = [m.a if m.w2 is None else m.a + next(made).unflatten(-1, m.a.shape) for m in mixtures(model)]
     return {"on_last": [a[..., -1].mean().item() for a in A],                   # of X_i: first 1 (pre_post_norm: 0)
             "on_earlier": [a[..., :-1].abs().sum(-1).mean().item() for a in A]} if A else {}

@@ -2,7 +2,7 @@
 import torch
 
 from models.more.muddformer_ablations import Model
-from probes.muddformer import connections, frozen, mixtures, stats, streams, wider  # noqa: F401
+from probes.muddformer import connections, mixtures, stats, streams, token_weights, wider  # noqa: F401
 
 
 def costs(c, T):

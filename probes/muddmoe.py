@@ -1,6 +1,6 @@
 """What is known about muddmoe.py, and in a trained one what to watch: muddformer.py's connections, kern.py's router."""
 from probes import kern, muddformer
-from probes.muddformer import connections, frozen, sizes, streams  # noqa: F401
+from probes.muddformer import connections, sizes, streams, token_weights  # noqa: F401
 
 
 def costs(c, T):

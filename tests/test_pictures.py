@@ -1,7 +1,6 @@
 """pictures.py: the numbers drawn, and their places."""
 import copy
 import math
-import sys
 
 import pytest
 import torch
@@ -153,12 +152,3 @@ def test_a_picture_has_the_eight_best_systems(tmp_path):
     drawn, fig = drawn_curves(runs)
     assert list(drawn["tokens"]) == [ROOT, *sorted(ends, key=lambda m: (math.isnan(ends[m]), ends[m]))[:8]]
     assert fig.legends[0].get_title().get_text().endswith("the lowest 8 of 11 losses")
-
-
-def test_files_are_written_for_what_can_be_drawn(tmp_path, found, monkeypatch):
-    figures = {"a": lambda: pictures.draw_depth(found), "b": lambda: None}
-    assert list(pictures.save(figures, tmp_path)) == [tmp_path / "a.png"]
-    assert (tmp_path / "a.png").stat().st_size > 10_000
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError):
-        list(pictures.save({"c": lambda: None}, tmp_path))

@@ -61,7 +61,7 @@ def test_shares_of_depth_attention_make_the_values(options):
 def test_value_matrices_have_the_means_of_what_varies():
     model = random_model("satformer")
     A = probes.find("satformer").value_matrix(model, IDX)["v"]
-    states = passed(model).hidden
+    states = passed(model).reads[::2]
     alphas = [block.attn.value_gate(block.attn_norm(x)) for block, x in zip(model.blocks[1:], states[1:])]
     assert A[1:, 0].tolist() == pytest.approx(list(map(average, alphas)))
     assert A[:, 1:].tolist() == torch.eye(3)[:, 1:].tolist() and A[0, 0] == 1
@@ -75,7 +75,7 @@ def test_value_matrices_have_the_means_of_what_varies():
 @torch.no_grad()
 def gammas(model):
     """Each layer's factors (B, T, 4, 2) of exoformer_dynamic, from the states before the blocks."""
-    return [block.attn.gamma(block.attn_norm(x)) for block, x in zip(model.blocks, passed(model).hidden)]
+    return [block.attn.gamma(block.attn_norm(x)) for block, x in zip(model.blocks, passed(model).reads[::2])]
 
 
 def lambdas(model, kind, s):
@@ -172,7 +172,7 @@ def test_stats_of_hyperconnections_at_the_start_and_against_loops(name, options)
 @pytest.mark.parametrize("name", ["muddformer", "muddpythia", "muddmoe"])
 def test_stats_of_mudd(name):
     model = random_model(name)
-    found, made = stats(model, name), probes.watch(model, IDX, muddformer.frozen(model))
+    found, made = stats(model, name), probes.watch(model, IDX, muddformer.token_weights(model))
     assert len(made) == 3
     for n, (m, own) in enumerate(zip(model.aggregate, made)):
         rows = (m.a + own.unflatten(-1, m.a.shape)).flatten(0, -2).tolist()         # of each token and stream

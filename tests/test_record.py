@@ -7,7 +7,7 @@ import settings
 import torch
 import torch.nn.functional as F
 from analysis import (  # noqa: F401
-    ROOT, SHAPE, Arguments, check_depth, double, numbers, passed, random_model, tokens)
+    ROOT, Arguments, check_depth, double, numbers, passed, random_model, tokens)
 
 import models
 import probes
@@ -237,7 +237,7 @@ def test_stats_of_the_baseline_are_its_mean_gates(gate):
     model, (idx, _) = random_model(ROOT, gate=gate), tokens()
     with torch.no_grad():
         means = [block.attn.gate(block.attn_norm(x)).sigmoid().mean().item()
-                 for block, x in zip(model.blocks, passed(model).hidden)]
+                 for block, x in zip(model.blocks, passed(model).reads[::2])]
     assert probes.stats(ROOT, model, idx) == {"gate": pytest.approx(means)}
     assert probes.stats(ROOT, random_model(ROOT), idx) == {}
 

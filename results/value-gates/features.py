@@ -165,7 +165,7 @@ def picture(found):
         for ax, kind, title in zip(row, ("by_feature", "by_token"), ("features of v_1", "tokens")):
             for label, y in numbers[kind].items():
                 ax.plot(numbers["layers"], y, marker="o", ms=3, label=label)
-            over_layers(ax, f"{name}: mean value gate by class of {title}", "")
+            over_layers(ax, f"{name}: mean value gate by class of {title}", "layer", "")
             ax.legend(fontsize=8, frameon=False)
     return fig
 
