@@ -5,16 +5,17 @@
 
 Numbers are written as JSON and Markdown, pictures as PNG (pip install matplotlib). docs/probes.md says what they show.
 
-curves: runs that differ only in their seed count as one system; of equal runs the newest counts. Runs validated on
-different tokens are kept apart, the largest group first: curves.md has a table of each, curves.json {system: its row}
-of the first, curves-2.json of the second. A picture shows the baseline and the eight systems with the lowest final
-losses: curves.png, of the second group curves-2.png.
+curves: runs that differ only in their seed count as one system; of equal runs the newest counts. Only losses on the
+same tokens can be compared: runs that were validated on others than most are left out. curves.md has the table,
+curves.json {system: its row}, curves.png the baseline and the eight systems with the lowest final losses.
 
 probe: models are watched while they read the validation split, in fp32: pictures, and RUN.json with all numbers.
+What is not finite is null in JSON.
 """
 import json
 import sys
 from pathlib import Path
+from statistics import mode
 
 import models
 import nanodepth
@@ -44,30 +45,26 @@ def compare(args):
             skipped.append(str(e))
     if not found:
         raise UserError(skipped[0])
-    groups = [(heading, curves.systems(some)) for heading, some in curves.comparable(found)]
-    kept = {run["run"] for _, systems in groups for some in systems.values() for run in some}
-    skipped += [f"{run['run']}: there is a newer run of the same system with the same seed" for run in found
-                if run["run"] not in kept]
+    tokens = mode(map(curves.validated_on, found))
+    systems = curves.systems([run for run in found if curves.validated_on(run) == tokens])
+    kept = [run["run"] for some in systems.values() for run in some]
+    for run in found:
+        if curves.validated_on(run) != tokens:
+            skipped.append(f"{run['run']}: validated on {curves.validated_on(run)}, other runs on {tokens}")
+        elif run["run"] not in kept:
+            skipped.append(f"{run['run']}: there is a newer run of the same system with the same seed")
     for message in skipped:
         note(f"left out: {message}")
-    names = [name for _, systems in groups for name in systems]
-    if args.baseline and args.baseline not in names:
-        raise UserError(f"no system {args.baseline!r} among the runs: choose from {', '.join(map(repr, names))}")
-    if len(groups) > 1:
-        note(f"the runs were validated on {len(groups)} different sets of tokens, and only losses on the same tokens "
-             "can be compared: a table and a picture of each")
+    baseline = args.baseline or curves.find_baseline(systems)
+    if baseline not in systems:
+        raise UserError(f"no system {baseline!r} among the runs: choose from {', '.join(map(repr, systems))}")
     args.out.mkdir(parents=True, exist_ok=True)
-    texts, figures = [], {}
-    for i, (heading, systems) in enumerate(groups, start=1):
-        name = "curves" if i == 1 else f"curves-{i}"
-        baseline = args.baseline if args.baseline in systems else curves.find_baseline(systems)
-        rows = curves.summarise(systems, baseline)
-        runs.write_text(args.out / f"{name}.json", json.dumps(rows, indent=1) + "\n")
-        texts.append((f"## {escaped(heading)}\n\n" if len(groups) > 1 else "") + curves.table(rows, baseline))
-        figures[name] = lambda shown=(rows, systems, baseline): pictures.draw_curves(*shown)
-    runs.write_text(args.out / "curves.md", "\n".join(texts))
-    drawn = save(figures, args.out)
-    print("\n".join(texts), drawn, sep="", end="")
+    rows = curves.summarise(systems, baseline)
+    table = curves.table(rows, baseline)
+    write_json(args.out / "curves.json", rows, indent=1)
+    runs.write_text(args.out / "curves.md", table)
+    drawn = save({"curves": lambda: pictures.draw_curves(rows, systems, baseline)}, args.out)
+    print(table, drawn, sep="", end="")
 
 
 # ---------------------------------------------------------------------------------------------------------------- probe
@@ -90,13 +87,13 @@ def probe(args):
               + (f"{copied:.4f} on the {share:.0%} that could be copied, {others:.4f} on the others" if share else
                  "nothing could be copied"), flush=True)
         if not numbers["depth"]:
-            note(f"{name}: no depth matrix: its blocks do not read the sum of outputs that was expected; depth_matrix "
-                 f"in probes/{numbers['model']}.py can say what they read")
+            note(f"{name}: no depth matrix: what its blocks read is no sum of earlier outputs with fixed weights; "
+                 f"token_weights or depth_matrix in probes/{numbers['model']}.py can say where its weights come from")
     root = models.names()[0]
     found = dict(sorted(found.items(), key=lambda item: item[1]["model"] != root))     # the baseline is black
     args.out.mkdir(parents=True, exist_ok=True)
     for name, numbers in found.items():
-        runs.write_text(args.out / f"{name}.json", json.dumps(numbers) + "\n")
+        write_json(args.out / f"{name}.json", numbers)
     print(save({"layers": lambda: pictures.draw_layers(found), "depth": lambda: pictures.draw_depth(found)}, args.out),
           end="")
 
@@ -121,6 +118,12 @@ def measure(run, args, device):
 
 
 # ------------------------------------------------------------------------------------------------------------ the files
+
+
+def write_json(path, numbers, indent=None):
+    """JSON as its standard has it: null for what is not finite."""
+    finite = json.loads(json.dumps(numbers), parse_constant=lambda name: None)
+    runs.write_text(path, json.dumps(finite, indent=indent) + "\n")
 
 
 def save(figures, out):

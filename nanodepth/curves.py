@@ -23,7 +23,8 @@ RECIPE = ("preset", "init_from", "max_steps", "batch_tokens", "optimizer", "muon
 def read_log(run):
     """{"run", "config", "seed", "train": rows, "val": rows} of a run folder, from its config.json and log.jsonl.
 
-    UserError for another folder, or a run with fewer than two validations.
+    A loss that was not finite, null in the log, is nan. UserError for another folder, or a run with fewer than two
+    validations.
     """
     try:
         config = json.loads((Path(run) / "config.json").read_text(encoding="utf-8"))
@@ -32,30 +33,20 @@ def read_log(run):
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise UserError(f"{run} is not the folder of a run with a good config.json: {one_line(e)}") from None
     rows = log_rows(Path(run) / "log.jsonl", math.inf)
-    found |= {kind: [row for row in rows if row["kind"] == kind] for kind in ("train", "val")}
+    found["train"] = [row for row in rows if row["kind"] == "train"]
+    found["val"] = [{**row, "loss": math.nan if row["loss"] is None else row["loss"]}
+                    for row in rows if row["kind"] == "val"]
     if len(found["val"]) < 2 or not found["train"]:
         raise UserError(f"{run} has not reached its second validation yet")
     return found
 
 
 def validated_on(run):
-    """(fingerprint of the data, tokens of a sequence, of a validation, of the last one)."""
+    """What its losses are means over, in words: data, length of a sequence, tokens of a validation and of the last."""
     data, options = run["config"]["data"], run["config"]["options"]
-    final = options.get("final_eval_tokens") or options["eval_tokens"]
-    return data["fingerprint"], options["seq_len"], options["eval_tokens"], final
-
-
-def comparable(runs):
-    """[(heading, runs that were validated on the same tokens)], the largest group first."""
-    groups = {}
-    for run in runs:
-        groups.setdefault(validated_on(run), []).append(run)
-    found = []
-    for (fingerprint, seq_len, tokens, final), some in groups.items():
-        heading = f"{some[0]['config']['data']['path']} (fingerprint {fingerprint[:8]}), sequences of {seq_len:,} " \
-                  f"tokens, eval_tokens {tokens:,}" + (f" ({final:,} at the end)" if final != tokens else "")
-        found.append((heading, some))
-    return sorted(found, key=lambda group: -len(group[1]))
+    tokens, final = options["eval_tokens"], options.get("final_eval_tokens") or options["eval_tokens"]
+    return (f"{tokens:,} tokens" + (f" ({final:,} at the end)" if final != tokens else "")
+            + f" in sequences of {options['seq_len']:,} of data with fingerprint {data['fingerprint']}")
 
 
 def systems(runs):
@@ -75,9 +66,7 @@ def systems(runs):
             words = [word for word in kind.split() if word not in shared]
             words += [f"{name}={run['config']['options'].get(name)}" for name in differ]
             seeds = found.setdefault(" ".join(words), {})
-            other = seeds.setdefault(run["seed"], run)
-            if other is not run and written(other) < written(run):
-                seeds[run["seed"]] = run
+            seeds[run["seed"]] = max(seeds.get(run["seed"], run), run, key=written)
     return {name: list(seeds.values()) for name, seeds in found.items()}
 
 

@@ -65,29 +65,17 @@ def heat(ax, matrix, title, xlabel, ylabel, first=(0, 0), **options):
     n, m = len(matrix), len(matrix[0])
     extent = (first[1] - 0.5, first[1] + m - 0.5, first[0] + n - 0.5, first[0] - 0.5)
     image = ax.imshow(matrix, aspect="auto", interpolation="nearest", extent=extent, **options)
-    ax.set_title(title, fontsize=10)
-    ax.set_xlabel(xlabel, fontsize=9)
-    ax.set_ylabel(ylabel, fontsize=9)
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.get_major_locator().set_params(integer=True)
+    over_layers(ax, title, xlabel, ylabel)
+    ax.yaxis.get_major_locator().set_params(integer=True)
     return image
 
 
-def lines(ax, x, series, title, unit=""):
-    """Up to three {label: numbers over the layers x} in one panel."""
-    for (label, y), color, dash in zip(series.items(), (COLORS[2], COLORS[4], COLORS[3]), ("-", "--", ":")):
-        ax.plot(x, y, dash, color=color, marker="o", ms=3, label=label)
-    over_layers(ax, title, unit)
-    ax.legend(fontsize=8, frameon=False)
-
-
-def over_layers(ax, title, unit):
-    """Title, axes and grid of a panel over the layers."""
+def over_layers(ax, title, xlabel, ylabel):
+    """Title and labels of a panel whose x-axis has whole numbers."""
     ax.set_title(title, fontsize=10)
-    ax.set_ylabel(unit, fontsize=9)
-    ax.set_xlabel("layer", fontsize=9)
+    ax.set_xlabel(xlabel, fontsize=9)
+    ax.set_ylabel(ylabel, fontsize=9)
     ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.grid(alpha=0.3, lw=0.6)
 
 
 # --------------------------------------------------------------------------------------------------------------- curves
@@ -105,36 +93,34 @@ def draw_curves(rows, groups, baseline):
     fig = canvas((12, 4.5 if alone else 9.5))
     axes = fig.subplot_mosaic([["tokens", "time"]] if alone else [["tokens", "time"], ["gap", "gap"]],
                               height_ratios=(1,) if alone else (1, 1.7))
-    drawn = {key: [] for key in axes}                                       # {panel: [points of a system]}
-    for i, (name, (color, dash)) in enumerate(zip(shown, styles())):
+    for name, (color, dash) in zip(shown, styles()):
         points, minute = rows[name]["curve"], 60 * rows[name]["tok_s"]
-        look = dict(color=color, ls=dash, lw=1.4 if i else 2, label=name)
+        look = dict(color=color, ls=dash, lw=2 if name == baseline else 1.4, label=name)
         for key, unit in (("tokens", 1e6), ("time", minute)):
-            drawn[key].append([(x / unit, y) for x, y in points])
-            axes[key].plot(*zip(*drawn[key][-1]), **look)
+            axes[key].plot(*zip(*((x / unit, y) for x, y in points)), **look)
         paired = {x / 1e6: gaps(groups[name], groups[baseline], x) for x, _ in points[1:]}
         paired = {x: g for x, g in paired.items() if g}
         if paired and not alone:
-            drawn["gap"].append([(x, mean(g)) for x, g in paired.items()])
             spread = [deviation(g) if len(g) > 1 else 0.0 for g in paired.values()]
-            axes["gap"].errorbar(*zip(*drawn["gap"][-1]), spread, marker=".", elinewidth=0.8,
+            axes["gap"].errorbar(list(paired), list(map(mean, paired.values())), spread, marker=".", elinewidth=0.8,
                                  errorevery=1 + len(paired) // 12, **look)
-    other = f"difference to {baseline if len(baseline) < 25 else 'the baseline'} at equal tokens (nats per token)"
-    words = {"tokens": ("training tokens (millions)", "validation loss (nats per token)"),
-             "time": ("minutes of training, at one speed per system", ""), "gap": ("training tokens (millions)", other)}
-    for key, ax in axes.items():
-        frame(ax, drawn[key])
-        ax.set_xlabel(words[key][0], fontsize=9)
-        ax.set_ylabel(words[key][1], fontsize=9)
+    axes["tokens"].set(xlabel="training tokens (millions)", ylabel="validation loss (nats per token)")
+    axes["time"].set(xlabel="minutes of training, at one speed per system")
+    if not alone:
+        other = baseline if len(baseline) < 25 else "the baseline"
+        axes["gap"].set(xlabel="training tokens (millions)",
+                        ylabel=f"difference to {other} at equal tokens (nats per token)")
+    for ax in axes.values():
+        frame(ax)
         ax.grid(alpha=0.3, lw=0.6)
-    draw_legend(fig, axes["tokens"], {name: rows[name] for name in shown}, len(rows))
+    draw_legend(fig, axes["tokens"].get_lines(), {name: rows[name] for name in shown}, len(rows))
     return fig
 
 
-def frame(ax, drawn):
+def frame(ax):
     """The y-axis fits the last three quarters of the curves, without those of systems that are far from the others."""
-    late = [[y for x, y in points if x >= points[-1][0] / 4 and math.isfinite(y)] for points in drawn]
-    late = [ys for ys in late if ys]
+    points = [[(x, y) for x, y in line.get_xydata().tolist() if math.isfinite(y)] for line in ax.get_lines()]
+    late = [[y for x, y in some if x >= some[-1][0] / 4] for some in points if some]
     if not late:
         return
     centre = median(ys[-1] for ys in late)
@@ -144,8 +130,8 @@ def frame(ax, drawn):
     ax.set_ylim(min(kept) - margin, max(kept) + margin)
 
 
-def draw_legend(fig, ax, rows, n):
-    """The names of the lines in ax with the final differences of `rows`; n: how many systems there are."""
+def draw_legend(fig, lines, rows, n):
+    """The names of the lines with the final differences of `rows`; n: how many systems there are."""
     seeds = sorted({len(r["seeds"]) for r in rows.values()})
     title = f"mean of {'-'.join(map(str, seeds))} {'seed' if seeds == [1] else 'seeds'}"
     if n > 1:
@@ -154,12 +140,11 @@ def draw_legend(fig, ax, rows, n):
         title += "\nbars: their deviation\nover the seeds"
     if n > len(rows):
         title += f"\nthe lowest {len(rows) - 1} of {n - 1} losses"
-    handles = [line for line in ax.get_lines() if line.get_label() in rows]
     texts = []
     for name, r in rows.items():
         gap = f" {r['difference']:+.4f}" if texts and r["difference"] is not None else ""
         texts.append(textwrap.fill(name + gap, 30, break_on_hyphens=False))
-    fig.legend(handles, texts, title=title, loc="outside right lower", fontsize=9, frameon=False, alignment="left")
+    fig.legend(lines, texts, title=title, loc="outside right lower", fontsize=9, frameon=False, alignment="left")
 
 
 # ------------------------------------------------------------------------------------------------ what models do inside
@@ -179,7 +164,8 @@ def draw_layers(found):
                     y = list(map(max if key == "induction" else mean, y))
                 first = len(numbers["lens"]) - len(y)                               # 0 for states, 1 for blocks
                 ax.plot(range(first, first + len(y)), y, dash, color=color, lw=1.3, marker=".", ms=4)
-        over_layers(ax, title, unit)
+        over_layers(ax, title, "layer", unit)
+        ax.grid(alpha=0.3, lw=0.6)
     handles = [Line2D([], [], color=color, ls=dash, label=run) for run, (color, dash) in zip(found, styles())]
     axes.flat[-1].legend(handles=handles, loc="center", ncols=1 + len(found) // 20, fontsize=8, frameon=False)
     axes.flat[-1].axis("off")

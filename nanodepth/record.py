@@ -1,12 +1,14 @@
 """What a model does inside, by hooks: hidden states, attention, and who reads what, layer by layer.
 
 A model can be watched if it has `embed`, `blocks`, `final_norm` and `head`, and its blocks have `attn`, `mlp_norm` and
-`mlp`. What is particular to one model is in probes/NAME.py, the `probe` of the functions here. Without one we take the
-residual stream for the plain sum of all outputs so far; "depth_error" says how far it is from that.
+`mlp`. What is particular to one model is in probes/NAME.py, the `probe` of the functions here. "depth_error" says how
+far what the sublayers read is from the sum of earlier outputs that a depth matrix says.
 """
 import math
 from collections import defaultdict
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 
 import torch
@@ -15,6 +17,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from nanodepth.cli import UserError
+from probes import watch
 
 # ----------------------------------------------------------------------------------------------------- one forward pass
 
@@ -44,34 +47,21 @@ def attention_weights(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, s
     return scores.softmax(-1)
 
 
+@dataclass
 class Record:
-    """What the layers hand to each other in one forward pass of L blocks.
+    """What the layers hand to each other in one forward pass of L blocks: tensors (B, T, C)."""
+    reads: list = field(default_factory=list)       # 2 L + 1: what the sublayers and final_norm read, before norms
+    outputs: list = field(default_factory=list)     # 2 L + 1: the embedding, and what the sublayers give
 
-    reads     what the 2 L sublayers and the final norm read, before their norms: 2 L + 1 tensors (B, T, C)
-    outputs   the embedding, and what the 2 L sublayers give: 2 L + 1 tensors (B, T, C)
-    calls     {kind: [(inputs, output)]} of the modules that the probe watches, in the order of their calls
-    """
 
-    def __init__(self):
-        self.reads, self.outputs, self.calls = [], [], defaultdict(list)
-
-    def outputs_of(self, kind):
-        """What the watched modules of this kind gave, in the order of their calls."""
-        return [output for _, output in self.calls[kind]]
-
-    @property
-    def parallel(self):
-        """Whether attention and MLP of a block read the same state."""
-        return self.reads[0] is self.reads[1]
-
-    @property
-    def hidden(self):
-        """The residual stream before each block and at the end: L + 1 tensors (B, T, C)."""
-        return self.reads[::2]
+def tables(model):
+    """The embeddings of which the first output is the sum: of the token, and of its position where that has one."""
+    return [model.embed, *(table for table in model.children() if table is not model.embed
+                           and isinstance(table, nn.Embedding) and table.embedding_dim == model.config.d_model)]
 
 
 @contextmanager
-def recorded(model, probe=None):
+def recorded(model):
     """A Record that the next forward pass fills. UserError if the model's parts have other names."""
     record = Record()
     if not all(hasattr(model, name) for name in ("embed", "blocks", "final_norm", "head")) or not all(
@@ -84,13 +74,12 @@ def recorded(model, probe=None):
     def gives(module, inputs, output):
         record.outputs.append(output[0] if isinstance(output, tuple) else output)
 
-    def embeds(module, inputs, output):                     # of the token, and of its position if there is such a table
+    def embeds(module, inputs, output):
         record.outputs = [record.outputs[0] + output if record.outputs else output]
 
     with ExitStack() as hooks:
-        for table in model.children():
-            if table is model.embed or isinstance(table, nn.Embedding) and table.embedding_dim == model.config.d_model:
-                hooks.enter_context(table.register_forward_hook(embeds))
+        for table in tables(model):
+            hooks.enter_context(table.register_forward_hook(embeds))
         for block in model.blocks:
             first = getattr(block, "attn_norm", None) or block
             hooks.enter_context(first.register_forward_pre_hook(reads))
@@ -98,10 +87,6 @@ def recorded(model, probe=None):
             hooks.enter_context(block.mlp_norm.register_forward_pre_hook(reads))
             hooks.enter_context(block.mlp.register_forward_hook(gives))
         hooks.enter_context(model.final_norm.register_forward_pre_hook(reads))
-        for kind, modules in getattr(probe, "watched", nothing)(model).items():
-            for module in modules:
-                hooks.enter_context(module.register_forward_hook(
-                    lambda module, inputs, output, kind=kind: record.calls[kind].append((inputs, output))))
         yield record
 
 
@@ -155,28 +140,59 @@ def cosine(a, b):
     return F.cosine_similarity(a.double(), b.double(), dim=-1, eps=1e-30).mean()
 
 
-# ---------------------------------------------------------------------- what a model without a probes file is taken for
-
-
-def plain_streams(model, record):
-    """{stream: inputs of the L attention sublayers, before their norms}: one for all."""
-    return {"x": record.reads[:-1:2]}
-
-
-def plain_depth_matrix(model, record):
-    """{"r": A (B, T, 2 L + 1, 2 L + 1)}: reader l, a sublayer or the head, gets sum_s A[l, s] outputs[s].
-
-    Every sublayer reads all earlier outputs; where a block is parallel, its MLP reads what its attention reads.
-    """
-    n, like = len(record.reads), record.outputs[0]
-    A = torch.ones(n, n, dtype=like.dtype, device=like.device).tril()
-    if record.parallel:
-        A[1::2] = A[:-1:2]
-    return {"r": A.expand(*like.shape[:2], n, n)}
+# ------------------------------------------------------------------------------------------------------- who reads what
 
 
 def nothing(*_):
     return {}
+
+
+def depth_matrix(model, idx, record, probe=None):
+    """{"r" and other streams: A (B, T, 2 L + 1, 2 L + 1)}: reader l, a sublayer or the head, gets sum_s A[l, s]
+    outputs[s] of the record.
+
+    A is what is read in a pass with unit vectors in place of the outputs, and with the token_weights() of the probes as
+    they are in the real one. Rows of other streams than r count for the attention alone.
+    """
+    if hasattr(probe, "depth_matrix"):
+        return probe.depth_matrix(model, idx, record)
+    n, C, parts = len(record.outputs), record.outputs[0].size(-1), defaultdict(list)
+    dynamic = getattr(probe, "token_weights", nothing)(model)
+    weights = {module: lambda _, seen=seen: seen for module, seen in zip(dynamic, watch(model, idx, dynamic))}
+    sublayers = [part for block in model.blocks for part in (block.attn, block.mlp)]
+    for first in range(0, n, C):                                                    # C columns of A at a time
+        units = {table: partial(unit, -1) for table in tables(model)} | {
+            module: partial(unit, s - first) for s, module in enumerate((model.embed, *sublayers))}
+        with replaced(units | weights):
+            with recorded(model) as again:
+                model(idx)
+            streams = getattr(probe, "streams", nothing)(model, idx)
+        for name in streams or ["r"]:
+            rows = torch.stack(again.reads, dim=-2)[..., :n - first]                # (B, T, n, columns)
+            if name in streams:
+                rows[..., :-1:2, :] = torch.stack(streams[name], dim=-2)[..., :n - first]
+            parts[name].append(rows)
+    return {name: torch.cat(columns, dim=-1) for name, columns in parts.items()}
+
+
+def unit(i, output):
+    """The unit vector i of the size of an output, or of the first of several; 0 if it has no place i."""
+    if isinstance(output, tuple):
+        return unit(i, output[0]), *output[1:]
+    one = torch.zeros_like(output)
+    if 0 <= i < output.size(-1):
+        one[..., i] = 1.0
+    return one
+
+
+def depth_error(A, record, streams):
+    """Largest relative error of the inputs that the depth matrices make from the outputs."""
+    outputs, errors = torch.stack(record.outputs, dim=-2), []
+    for name, a in A.items():
+        inputs = torch.stack(record.reads if name == "r" else streams[name], dim=-2)
+        rows = slice(None) if name == "r" else slice(0, -1, 2)
+        errors.append((a[..., rows, :] @ outputs - inputs).norm() / inputs.norm())
+    return max(errors)
 
 
 # --------------------------------------------------------------------------------------------------- numbers of a model
@@ -189,9 +205,9 @@ def observe(model, idx, targets, probe=None):
     def see(weights):                                       # not those of attention in blocks of a window
         if weights.size(0) == len(idx) and weights.shape[2:] == 2 * idx.shape[1:]:
             heads.append((entropy(weights), sink(weights), *induction(weights, idx)))
-    with recorded(model, probe) as record, SeeAttention(see):
+    with recorded(model) as record, SeeAttention(see):
         model(idx)
-    L, hidden = len(model.blocks), record.hidden
+    L, hidden = len(model.blocks), record.reads[::2]        # the residual stream before each block and at the end
     if len(record.reads) != 2 * L + 1 or len(record.outputs) != 2 * L + 1:
         raise UserError("a block does not call its attn_norm, attn, mlp_norm and mlp once each: it cannot be watched")
     if not all(x.isfinite().all() for x in hidden):
@@ -203,25 +219,15 @@ def observe(model, idx, targets, probe=None):
            "layer_similarity": torch.stack([torch.stack([cosine(a, b) for b in hidden]) for a in hidden])}
     if len(heads) == L:
         out |= dict(zip(("entropy", "sink", "induction", "repeats"), map(torch.stack, zip(*heads))))
-    streams = getattr(probe, "streams", plain_streams)(model, record)
+    streams = getattr(probe, "streams", nothing)(model, idx) or {"x": record.reads[:-1:2]}
     if L > 1:
         out |= {f"adjacent.{name}": torch.stack(list(map(cosine, inputs, inputs[1:])))
                 for name, inputs in streams.items()}
-    A = getattr(probe, "depth_matrix", plain_depth_matrix)(model, record)
+    A = depth_matrix(model, idx, record, probe)
     out["depth_error"] = depth_error(A, record, streams)
     out |= {f"depth.{name}": a.mean((0, 1)) for name, a in A.items()}
-    out |= {f"values.{name}": a for name, a in getattr(probe, "value_matrix", nothing)(model, record).items()}
+    out |= {f"values.{name}": a for name, a in getattr(probe, "value_matrix", nothing)(model, idx).items()}
     return {name: x.detach().cpu() for name, x in out.items()}
-
-
-def depth_error(A, record, streams):
-    """Largest relative error of the inputs that the depth matrices make from the outputs."""
-    outputs, errors = torch.stack(record.outputs, dim=-2), []
-    for name, a in A.items():                               # other streams than r have rows for the attention alone
-        inputs = torch.stack(record.reads if name == "r" else streams[name], dim=-2)
-        rows = slice(None) if name == "r" else slice(0, -1, 2)
-        errors.append((a[..., rows, :] @ outputs - inputs).norm() / inputs.norm())
-    return max(errors)
 
 
 def averaged(model, batches, probe=None):
@@ -233,21 +239,17 @@ def averaged(model, batches, probe=None):
     return total
 
 
-def repeated(idx, targets):
-    """(B, T) bool: where the same token followed the same token before in its row, so that it could be copied."""
-    pairs = torch.stack((idx, targets), dim=-1)
-    return (pairs[:, :, None] == pairs[:, None]).all(-1).tril(-1).any(-1)
-
-
 @torch.no_grad()
 def copying(model, batches):
-    """Mean loss, in nats, of the targets that repeated() finds and of all others, and the share of the first.
+    """Mean loss, in nats, of the targets that could be copied, since the same token followed the same token before in
+    its row; of all others; and the share of the first. batches: [(idx, targets)], int64 (B, T).
 
     A model without induction heads (arXiv:2209.11895) has not learned to copy: the two are close.
     """
     nats, count = [0.0, 0.0], [0, 0]
     for idx, targets in batches:
-        seen = repeated(idx, targets)
+        pairs = torch.stack((idx, targets), dim=-1)
+        seen = (pairs[:, :, None] == pairs[:, None]).all(-1).tril(-1).any(-1)       # (B, T)
         for i, mask in enumerate((seen & (targets >= 0), ~seen & (targets >= 0))):
             if n := int(mask.sum()):
                 nats[i] += model(idx, targets.where(mask, -1))[1].item() * n

@@ -1,6 +1,8 @@
 """What is known about attnres.py besides the model; attnres_block.py, attnres_delta.py and mhar.py share most of it."""
 import torch
 
+from probes import watch
+
 
 def costs(c, T):
     """Reader l = 0 .. 2L takes the mean of l + 1 outputs. 2L readers have a query."""
@@ -24,33 +26,26 @@ def sources(model, l):
     return [*range(0, l, getattr(model.config, "block_size", 1)), l]
 
 
-def alphas(model, inputs):
-    """How much the readers 1, 2, .. take of their sources, (B, T, .., S) each, from the inputs of DepthAttention."""
-    _, scores = inputs                                                              # that grow until the pass has ended
+def alphas(model, idx):
+    """How much the readers 1, 2, .. take of their sources, (B, T, .., S) each."""
+    _, scores = watch(model, idx, [model.depth_attention], inputs=True)[-1]         # the last reader's list has all
     return [torch.stack([scores[s][..., l - 1] for s in sources(model, l)], dim=-1).softmax(-1)
             for l in range(1, len(model.depth_attention.query) + 1)]
 
 
 def stats(model, idx):
     """For each reader with a query: the entropy of its weights in nats (uniform: log(S)), and the newest source's."""
-    seen = []
-    with model.depth_attention.register_forward_pre_hook(lambda module, inputs: seen.append(inputs)):
-        model.forward(idx)
-    found = alphas(model, seen[-1])
+    found = alphas(model, idx)
     return {"entropy": [-a.xlogy(a).sum(-1).mean().item() for a in found],
             "newest": [a[..., -1].mean().item() for a in found]}
 
 
-def watched(model):
-    return {"depth": [model.depth_attention]}
-
-
-def depth_matrix(model, record):
+def depth_matrix(model, idx, record):
     """Every output has the weight of the source that it is summed into."""
     n, like = len(record.reads), record.outputs[0]
     A = like.new_zeros(*like.shape[:2], n, n)
     A[..., 0, 0] = 1.0                                                              # reader 0 has one source
-    for l, alpha in enumerate(alphas(model, record.calls["depth"][-1][0]), start=1):
+    for l, alpha in enumerate(alphas(model, idx), start=1):
         last = sources(model, l)
         A[..., l, :l + 1] = alpha[..., [next(i for i, s in enumerate(last) if s >= output) for output in range(l + 1)]]
     return {"r": A}

@@ -1,5 +1,5 @@
 """What is known about attnres_block.py besides the model."""
-from probes.attnres import depth_matrix, neutral, of_sources, stats, watched  # noqa: F401
+from probes.attnres import depth_matrix, neutral, of_sources, stats  # noqa: F401
 
 
 def costs(c, T):

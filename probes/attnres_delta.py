@@ -2,7 +2,7 @@
 import torch
 
 from probes import attnres
-from probes.attnres import neutral, stats, watched  # noqa: F401
+from probes.attnres import neutral, stats  # noqa: F401
 
 
 def costs(c, T):
@@ -12,7 +12,7 @@ def costs(c, T):
     return parameters, flops + n * c.d_model, read
 
 
-def depth_matrix(model, record):
+def depth_matrix(model, idx, record):
     """1 for every output so far, from the residual sum, and the weights of the mean."""
-    A = attnres.depth_matrix(model, record)["r"]
+    A = attnres.depth_matrix(model, idx, record)["r"]
     return {"r": A + torch.ones_like(A).tril()}

@@ -18,17 +18,14 @@ def neutral(model):
         raise ValueError("only a single layer is gpt.py's")
 
 
-def watched(model):
-    return {"q": [block.attn.q_norm for block in model.blocks], "k": [block.attn.k_norm for block in model.blocks]}
-
-
-def mixtures(model, queries, keys):
+def mixtures(model, idx):
     """What the values of each layer are made of: shares (B, T, K, L) of those that the L layers compute.
 
     It is the model's own mixing, of unit vectors in place of values.
     """
     L, sources, out = len(model.blocks), [], []
-    for layer, (q, k) in enumerate(zip(queries, keys)):
+    seen = watch(model, idx, [part for block in model.blocks for part in (block.attn.q_norm, block.attn.k_norm)])
+    for layer, (q, k) in enumerate(zip(seen[::2], seen[1::2])):
         own = F.one_hot(torch.tensor(layer, device=k.device), L).to(k).expand(*k.shape[:3], L)
         out.append(models.module("depth_attention").depth_attention(q, [*sources, (k, own)]))
         if model.blocks[layer].attn.is_source:
@@ -37,12 +34,9 @@ def mixtures(model, queries, keys):
 
 
 def stats(model, idx):
-    seen = watch(model, idx, [part for pair in zip(*watched(model).values()) for part in pair])
-    shares = mixtures(model, seen[::2], seen[1::2])
-    return {"earlier_values": [1 - a[..., layer].mean().item() for layer, a in enumerate(shares)]}
+    return {"earlier_values": [1 - a[..., layer].mean().item() for layer, a in enumerate(mixtures(model, idx))]}
 
 
-def value_matrix(model, record):
+def value_matrix(model, idx):
     """Layer n has sum_m A[n, m] times the values that layer m computes; means over tokens and heads."""
-    shares = mixtures(model, record.outputs_of("q"), record.outputs_of("k"))
-    return {"v": torch.stack([a.mean((0, 1, 2)) for a in shares])}
+    return {"v": torch.stack([a.mean((0, 1, 2)) for a in mixtures(model, idx)])}

@@ -46,14 +46,10 @@ def stats(model, idx):
     return found
 
 
-def watched(model):
-    return {"gamma": gammas(model)}
-
-
-def value_matrix(model, record):
+def value_matrix(model, idx):
     """An anchor from outside is an extra first column (L, L + 1); anchors count as they are mixed in, normalised."""
     layers, L, out = mixing(model), len(model.blocks), {}
-    factors = [g.mean((0, 1)).tolist() for g in record.outputs_of("gamma")] or [[(1, 1)] * 4] * len(layers)
+    factors = [g.mean((0, 1)).tolist() for g in watch(model, idx, gammas(model))] or [[(1, 1)] * 4] * len(layers)
     outside = int(len(layers) == L)
     for i, (s, w) in enumerate(MAPS.items()):
         out[s] = torch.cat((torch.zeros(L, outside), torch.eye(L)), dim=1)

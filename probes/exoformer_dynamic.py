@@ -1,6 +1,6 @@
 """What is known about exoformer_dynamic.py: as exoformer.py, with gammas (W_1: C x 16, W_2: 16 x 8, b: 8) per layer."""
 from probes import exoformer
-from probes.exoformer import neutral, numbers, stats, value_matrix, watched  # noqa: F401
+from probes.exoformer import neutral, numbers, stats, value_matrix  # noqa: F401
 
 
 def costs(c, T):

@@ -17,7 +17,7 @@ def stats(model, idx):
         getattr(block, f"{name}_geodesic") for block in model.blocks)] for name in ("attn", "mlp")}
 
 
-def depth_matrix(model, record):
+def depth_matrix(model, idx, record):
     """The next stream y is a x + b g, of the stream x and the output g: what was there has a, the new output b."""
     n, like = len(record.reads), record.outputs[0]
     A = like.new_zeros(*like.shape[:2], n, n)

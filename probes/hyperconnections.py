@@ -1,7 +1,7 @@
 """What is known about hyperconnections.py besides the model; mhc.py and mhc_lite.py share most of it."""
-from contextlib import ExitStack
-
 import torch
+
+from probes import watch
 
 
 def costs(c, T):
@@ -14,35 +14,26 @@ def neutral(model):
     """Nothing to set: at the start all streams are equal."""
 
 
-def connections(model):
-    """The modules that give the maps of the 2 L sublayers."""
-    return [m for block in model.blocks for m in (block.attn_connection, block.mlp_connection)]
+def maps(model, idx):
+    """(H_pre, H_post, H_res) of each of the 2 L sublayers: of every token, or one for all if they are static."""
+    modules = [m for block in model.blocks for m in (block.attn_connection, block.mlp_connection)]
+    return [m.maps(X) for m, (X, _) in zip(modules, watch(model, idx, modules, inputs=True))]
 
 
 def stats(model, idx):
-    found = []
-    with ExitStack() as hooks:
-        for m in connections(model):
-            hooks.enter_context(m.register_forward_pre_hook(lambda m, inputs: found.append(m.maps(inputs[0]))))
-        model.forward(idx)
-    pre, post, res = zip(*found)
+    pre, post, res = zip(*maps(model, idx))
     pre = [p.abs() for p in pre]
     return {"focus": [(p.amax(-1) / p.sum(-1)).mean().item() for p in pre],     # 1: reads one stream; 1/n: all alike
             "write": [p.mean().item() for p in post],                           # 1 at the start
             "keep": [r.diagonal(dim1=-2, dim2=-1).mean().item() for r in res]}
 
 
-def watched(model):
-    return {"connections": connections(model)}
-
-
-def depth_matrix(model, record):
+def depth_matrix(model, idx, record):
     """With the n streams as sums of outputs: (n, 2 L + 1) for all tokens, or (B, T, n, 2 L + 1)."""
     n, like = len(record.reads), record.outputs[0]
     eye, A = torch.eye(n, dtype=like.dtype, device=like.device), like.new_zeros(*like.shape[:2], n, n)
     streams = eye[:1].expand(model.config.n_streams, n)                             # all are the embedding
-    for row, (m, ((X, _), _)) in enumerate(zip(connections(model), record.calls["connections"])):
-        pre, post, res = m.maps(X)
+    for row, (pre, post, res) in enumerate(maps(model, idx)):
         A[..., row, :] = (pre[..., None] * streams).sum(-2)
         streams = res @ streams + post[..., None] * eye[row + 1]
     A[..., n - 1, :] = streams.sum(-2)

@@ -1,5 +1,5 @@
 """What is known about mhc.py besides the model."""
-from probes.hyperconnections import depth_matrix, neutral, stats, watched  # noqa: F401
+from probes.hyperconnections import depth_matrix, neutral, stats  # noqa: F401
 
 
 def costs(c, T):

@@ -1,7 +1,7 @@
 """What is known about mhc_lite.py besides the model."""
 from math import factorial
 
-from probes.hyperconnections import depth_matrix, neutral, stats, watched  # noqa: F401
+from probes.hyperconnections import depth_matrix, neutral, stats  # noqa: F401
 from probes.mhc import of_maps
 
 

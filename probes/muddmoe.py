@@ -1,7 +1,6 @@
 """What is known about muddmoe.py, and in a trained one what to watch: muddformer.py's connections, kern.py's router."""
-from probes import kern
-from probes.muddformer import connections, depth_matrix, sizes, streams, watched  # noqa: F401
-from probes.muddformer import stats as mixtures
+from probes import kern, muddformer
+from probes.muddformer import connections, sizes, streams, token_weights  # noqa: F401
 
 
 def costs(c, T):
@@ -15,4 +14,4 @@ def neutral(model):
 
 
 def stats(model, idx):
-    return mixtures(model, idx) | kern.stats(model, idx)
+    return muddformer.stats(model, idx) | kern.stats(model, idx)

@@ -1,5 +1,5 @@
 """What is known about muddpythia.py, and in a trained one what to watch: as in muddformer.py."""
-from probes.muddformer import connections, depth_matrix, sizes, stats, streams, watched, wider  # noqa: F401
+from probes.muddformer import connections, sizes, stats, streams, token_weights, wider  # noqa: F401
 
 
 def costs(c, T):

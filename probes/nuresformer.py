@@ -1,5 +1,5 @@
 """What is known about nuresformer.py: as exoformer.py, without W_anc and without lambdas in the first layer."""
-from probes.exoformer import mixing_costs, neutral, numbers, stats, value_matrix, watched  # noqa: F401
+from probes.exoformer import mixing_costs, neutral, numbers, stats, value_matrix  # noqa: F401
 
 
 def costs(c, T):

@@ -1,10 +1,6 @@
 """What is known about sambay.py besides the model."""
 import math
 
-import torch.nn.functional as F
-
-from probes import watch
-
 
 def costs(c, T):
     """As if attention read no key outside its window; sambay.py multiplies all and masks."""
@@ -19,13 +15,3 @@ def costs(c, T):
     params = sum(matrices[mixer] + vectors[mixer] for mixer in c.mixers) - c.n_layer * (full + vectors["full"])
     flops = sum(2 * matrices[mixer] + mixing[mixer] for mixer in c.mixers) - c.n_layer * (2 * full + mixing["full"])
     return params, flops, c.mixers.count("gmu") * E
-
-
-def stats(model, idx):
-    mixers = [(block.attn, kind) for block, kind in zip(model.blocks, model.config.mixers)]
-    mambas = [layer for layer, kind in mixers if kind == "mamba"]
-    gmus = [layer for layer, kind in mixers if kind == "gmu"]
-    raw = watch(model, idx, [layer.w_dt for layer in mambas] + [layer.w_gate for layer in gmus])
-    steps = [F.softplus(dt + layer.dt_bias).mean().item() for dt, layer in zip(raw, mambas)]
-    gates = [F.silu(g).abs().mean().item() for g in raw[len(mambas):]]
-    return {"dt": steps, "memory_gate": gates} if gates else {"dt": steps}

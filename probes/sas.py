@@ -1,8 +1,6 @@
-"""What to watch in a trained sas.py."""
+"""What is known about sas.py besides the model."""
 import torch
 from torch import nn
-
-from probes import watch
 
 
 def costs(c, T):
@@ -27,11 +25,3 @@ def neutral(model):
                 nn.init.dirac_(module.expand.weight, groups=model.config.n_sim)
             else:
                 nn.init.eye_(module.expand.weight)
-
-
-def stats(model, idx):
-    parts, ranks = ("sim_q", "sim_k", "sim_v"), []                              # of a token's G N heads: 1 .. G N
-    for x in watch(model, idx, [getattr(block.attn, name) for block in model.blocks for name in parts]):
-        gram = (x @ x.mT).float()                                               # (B, T, G N, G N)
-        ranks.append((gram.diagonal(dim1=-2, dim2=-1).sum(-1).square() / gram.square().sum((-2, -1))).mean().item())
-    return {f"{name}_rank": ranks[i::len(parts)] for i, name in enumerate(parts)}

@@ -33,14 +33,11 @@ def stats(model, idx):
             "value_gate_zeros": [(a == 0).float().mean().item() for a in alphas]}
 
 
-def watched(model):
-    return {"alpha": list(value_gates(model).values())}                            # (B, T, K)
-
-
-def value_matrix(model, record):
+def value_matrix(model, idx):
     """The values of a layer with a gate are its own plus alpha times the first layer's."""
     A = torch.eye(len(model.blocks))
-    for i, alpha in zip(value_gates(model), record.outputs_of("alpha")):
+    gates = value_gates(model)
+    for i, alpha in zip(gates, watch(model, idx, gates.values())):
         A[i - 1, 0] = alpha.mean().cpu()
     return {"v": A}
 

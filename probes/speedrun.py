@@ -1,6 +1,4 @@
 """What speedrun.py costs, when it is gpt.py, and what to watch in a trained one."""
-import torch
-
 from probes import watch
 
 
@@ -23,23 +21,5 @@ def neutral(model):
 def stats(model, idx):
     gates = [block.attn.value_gate for block in model.blocks if block.attn.value_gate is not None]
     found = {name: p.flatten().tolist() for name, p in model.named_parameters(recurse=False)}
-    means = [2 * z.sigmoid().mean().item() for z in watch(model, idx, gates)] if gates else []
+    means = [2 * z.sigmoid().mean().item() for z in watch(model, idx, gates)]
     return {**found, "value_gate": means} if gates else found
-
-
-def depth_matrix(model, record):
-    """With X_i and what blocks read as sums of outputs: rows of n numbers, one per output."""
-    c, n, like = model.config, len(record.reads), record.outputs[0]
-    eye, A, half = torch.eye(n, dtype=like.dtype, device=like.device), like.new_zeros(n, n), (c.n_layer + 1) // 2
-    x, X = eye[0], [eye[0]]
-    for i in range(1, c.n_layer + 1):
-        if c.skip == "unet" and i > half:
-            x = x + model.skips[i - half - 1] * X[c.n_layer + 1 - i]
-        if c.lambdas:
-            x = model.resid[i - 1] * x + model.x0[i - 1] * X[0]
-        A[2 * i - 2] = x
-        A[2 * i - 1] = x + eye[2 * i - 1]
-        x = A[2 * i - 1] + eye[2 * i]
-        X.append(x)
-    A[-1] = x - model.backout * X[c.n_layer // 2 + 1] if c.skip == "backout" else x
-    return {"r": A.expand(*like.shape[:2], n, n)}

@@ -30,7 +30,7 @@ def final_loss(run):
     rows = [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]     # without a line that was cut off
     steps = json.loads((run / "config.json").read_text())["options"]["max_steps"]
     loss = next((row["loss"] for row in rows if row["kind"] == "val" and row["step"] == steps), math.inf)
-    return loss if math.isfinite(loss) else math.inf
+    return loss if loss is not None and math.isfinite(loss) else math.inf
 
 
 def train(run, model, **options):

@@ -52,7 +52,7 @@ def numbers(model, batches=None):
 @torch.no_grad()
 def passed(model):
     """The Record of a forward pass on tokens()."""
-    with record.recorded(model, probe_of(model)) as found:
+    with record.recorded(model) as found:
         model(tokens()[0])
     return found
 
@@ -66,9 +66,9 @@ def average(values):
 @torch.no_grad()
 def check_depth(model):
     """The depth matrices make what the sublayers and the head read from the outputs."""
-    found, probe = passed(model), probe_of(model)
-    A = getattr(probe, "depth_matrix", record.plain_depth_matrix)(model, found)
-    inputs = getattr(probe, "streams", record.plain_streams)(model, found)
+    found, probe, idx = passed(model), probe_of(model), tokens()[0]
+    A = record.depth_matrix(model, idx, found, probe)
+    inputs = probe.streams(model, idx) if hasattr(probe, "streams") else {"x": found.reads[:-1:2]}
     outputs = torch.stack(found.outputs, dim=-2)                                    # (B, T, 2 L + 1, C)
     assert outputs.size(-2) == 2 * len(model.blocks) + 1 and outputs.abs().amax((0, 1, 3)).min() > 0
     assert (A["r"] @ outputs - torch.stack(found.reads, dim=-2)).abs().max() < 1e-9
@@ -93,13 +93,13 @@ class Arguments(torch.overrides.TorchFunctionMode):
 
 @torch.no_grad()
 def values_of(model):
-    """The values that attention gets, (L, B, T, K, D), each layer's own before any mixing, and the Record."""
+    """The values that attention gets, (L, B, T, K, D), and each layer's own before any mixing."""
     with Arguments() as arguments:
         found = passed(model)
     mixed = torch.stack([v.transpose(1, 2) for _, _, v in arguments.seen])
     own = [F.linear(block.attn_norm(x), block.attn.wv.weight).unflatten(-1, (-1, model.config.d_head))
-           for block, x in zip(model.blocks, found.hidden)]
-    return mixed, torch.stack(own), found
+           for block, x in zip(model.blocks, found.reads[::2])]
+    return mixed, torch.stack(own)
 
 
 def write_run(folder, losses, seed=0, model=ROOT, tok_s=1000.0, step=100, options=(), peak=2 ** 30, eval_tokens=(),

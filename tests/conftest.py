@@ -34,7 +34,6 @@ QUICK = {
 
 # What only --full runs. Of a test over all models the default run keeps every twelfth model, and a user's own.
 SLOW = {
-    "test_analyze": ["test_a_reader_that"],
     "test_bench": ["test_compiled", "test_full_disk"],
     "test_compile": ["test_one_graph"],
     "test_kern": ["test_compiled_in_bf16_and_fp32"],

@@ -3,13 +3,10 @@ import json
 import math
 import os
 import shutil
-import signal
-import subprocess
 
 import pytest
 import torch
 from analysis import ROOT, write_run
-from small import command
 
 import analyze
 import data_prep
@@ -45,47 +42,58 @@ def test_table_against_numbers_by_hand(tmp_path, capsys):
     assert (tmp_path / "out" / "curves.png").stat().st_size > 10_000
 
 
-def test_a_run_that_diverged_is_shown(tmp_path):
-    runs = [write_run(tmp_path / "a", [9, 5, 4]), write_run(tmp_path / "b", [9, 5, math.nan], model="mine")]
+def strict(path):
+    """What a JSON file holds, which must be JSON: no NaN, no Infinity."""
+    def refuse(name):
+        raise ValueError(f"{path} has {name}")
+    return json.loads(path.read_text(), parse_constant=refuse)
+
+
+@pytest.mark.parametrize("last", [math.nan, math.inf, None], ids=str)
+def test_a_run_that_diverged_is_shown(tmp_path, last):
+    """Its last loss is null in the log, of older runs NaN or Infinity; it may end before the others."""
+    runs = [write_run(tmp_path / "a", [9, 5, 4]), write_run(tmp_path / "b", [9, 5, last], model="mine"),
+            write_run(tmp_path / "c", [9, last], model="early")]
+    assert (tmp_path / "b" / "log.jsonl").read_text().count("null") == (last is None)
     analyze.main(["curves", *map(str, runs), "--out", str(tmp_path / "o")])
-    assert "| `mine` | 1 | 0.00M | nan | +nan | not reached |" in (tmp_path / "o" / "curves.md").read_text()
+    text, shown = (tmp_path / "o" / "curves.md").read_text(), "inf" if last == math.inf else "nan"
+    assert f"| `mine` | 1 | 0.00M | {shown} | +{shown} | not reached |" in text
+    assert f"| `early` | 1 | 0.00M | {shown} | - | not reached |" in text
+    rows = strict(tmp_path / "o" / "curves.json")
+    assert rows["mine"]["loss"] is rows["mine"]["difference"] is rows["early"]["loss"] is None
+    assert rows["mine"]["curve"] == [[0, 9], [1000, 5], [2000, None]]
     assert (tmp_path / "o" / "curves.png").exists()
 
 
 def test_a_mixed_folder(tmp_path, capsys):
-    """Other data, other lengths, equal runs and what is no run: two tables, two pictures, notices, no error."""
+    """Other data, other lengths, equal runs and what is no run: notices, no error."""
     for name, options in (("a", {"max_steps": 200}), ("b", {"max_steps": 200}), ("long", {"max_steps": 400})):
         write_run(tmp_path / name, [9, 5, 4.5, 4, 3][:5 if name == "long" else 3], options=options)
-    for name in ("other", "mine"):
-        write_run(tmp_path / name, [9, 2.5, 2], model=name if name == "mine" else ROOT, options={"seq_len": 64})
+    write_run(tmp_path / "other", [9, 2.5, 2], options={"seq_len": 64})
     write_run(tmp_path / "more", [9, 5, 4.25], model="more", options={"max_steps": 200})
     write_run(tmp_path / "young", [9])
     (tmp_path / "notes").mkdir()
     os.utime(tmp_path / "b" / "log.jsonl", ns=(0, 0))
-    out, given = tmp_path / "out", [str(tmp_path / name) for name in ("mine", "other", "b", "a", "long", "more",
-                                                                      "young", "notes", "more")]
+    out, given = tmp_path / "out", [str(tmp_path / name) for name in ("other", "b", "a", "long", "more", "young",
+                                                                      "notes", "more")]
     assert analyze.main(["curves", *given, "--out", str(out)]) == 0
-    first, second = [json.loads((out / f"{name}.json").read_text()) for name in ("curves", "curves-2")]
-    assert list(first) == [f"{ROOT} max_steps=200", f"{ROOT} max_steps=400", "more"]
-    assert first[f"{ROOT} max_steps=200"]["runs"] == [str(tmp_path / "a")]
-    assert first[f"{ROOT} max_steps=400"]["difference"] is None and first["more"]["difference"] == -0.25
-    assert list(second) == [ROOT, "mine"]
-    text, (stdout, stderr) = (out / "curves.md").read_text(), capsys.readouterr()
-    assert [line for line in text.splitlines() if line.startswith("#")] == [
-        f"## d (fingerprint f), sequences of {n} tokens, eval_tokens 1,000" for n in (256, 64)]
-    assert stdout.startswith(text) and stdout[len(text):].split() == [
-        str(out / f"{name}.png") for name in ("curves", "curves-2")]
+    rows = strict(out / "curves.json")
+    assert list(rows) == [f"{ROOT} max_steps=200", f"{ROOT} max_steps=400", "more"]
+    assert rows[f"{ROOT} max_steps=200"]["runs"] == [str(tmp_path / "a")]
+    assert rows[f"{ROOT} max_steps=400"]["difference"] is None and rows["more"]["difference"] == -0.25
+    stdout, stderr = capsys.readouterr()
+    assert stdout == (out / "curves.md").read_text() + f"{out / 'curves.png'}\n"
     said = stderr.splitlines()
     assert said[0] == f"analyze.py: left out: {tmp_path / 'young'} has not reached its second validation yet"
     assert said[1].startswith(f"analyze.py: left out: {tmp_path / 'notes'} is not the folder of a run")
+    words = "1,000 tokens in sequences of {} of data with fingerprint f"
     assert said[2:] == [
-        f"analyze.py: left out: {tmp_path / 'b'}: there is a newer run of the same system with the same seed",
-        "analyze.py: the runs were validated on 2 different sets of tokens, and only losses on the same tokens can be "
-        "compared: a table and a picture of each"]
-    analyze.main(["curves", *given, "--out", str(out), "--baseline", "mine"])           # where there is such a system
-    assert [list(json.loads((out / f"{name}.json").read_text()))[0] for name in ("curves", "curves-2")] == [
-        f"{ROOT} max_steps=200", "mine"]
-    with pytest.raises(ValueError, match=f"no system 'x' among the runs: .* 'more', 'mine', '{ROOT}'"):
+        f"analyze.py: left out: {tmp_path / 'other'}: validated on {words.format(64)}, other runs on "
+        f"{words.format(256)}",
+        f"analyze.py: left out: {tmp_path / 'b'}: there is a newer run of the same system with the same seed"]
+    analyze.main(["curves", *given, "--out", str(out), "--baseline", "more"])
+    assert list(strict(out / "curves.json"))[0] == "more"
+    with pytest.raises(ValueError, match=f"no system 'x' among the runs: .* '{ROOT} max_steps=400', 'more'"):
         analyze.main(["curves", *given, "--out", str(tmp_path / "new"), "--baseline", "x"])
     assert not (tmp_path / "new").exists()
 
@@ -108,30 +116,21 @@ def trained(scripts, tmp_path_factory):
 
 
 def test_probe(trained, tmp_path):
+    """Files of each model, with what measure() finds on the validation tokens."""
     folder, scripts = trained
-    done = scripts.run("analyze.py", "probe", *reversed(NAMES), "--out", tmp_path / "o", "--tokens", "512",
+    done = scripts.run("analyze.py", "probe", *reversed(NAMES), "--out", tmp_path / "o", "--tokens", "256",
                        "--batch_tokens", "128", "--device", "cpu", cwd=folder, seconds=300)
     assert done.returncode == 0 and not done.stderr, done.stderr
-    for name in NAMES:
-        found = json.loads((tmp_path / "o" / f"{name}.json").read_text())
-        assert found["model"] == name and found["run"] == name and found["step"] == 3 and found["tokens"] == 512
-        assert found["depth_error"] < 64 * torch.finfo(torch.float32).eps and len(found["entropy"]) == 2
     drawn = [tmp_path / "o" / f"{name}.png" for name in ("layers", "depth")]
     assert done.stdout.splitlines()[len(NAMES):] == list(map(str, drawn))
     assert set((tmp_path / "o").iterdir()) == {*drawn, *(tmp_path / "o" / f"{name}.json" for name in NAMES)}
-
-
-def test_probe_is_measure_on_the_validation_tokens(trained, tmp_path):
-    folder, scripts = trained
-    done = scripts.run("analyze.py", "probe", ROOT, "--out", tmp_path / "o", "--tokens", "256", "--device", "cpu",
-                       cwd=folder)
-    assert done.returncode == 0
-    model, config = runs.load(folder / ROOT)
-    data = run_data(folder / ROOT, config, str(folder / "data"))
-    batches = [(idx[:8], targets[:8]) for idx, targets in data.val_batches(256, 64, 32)]   # 8 rows of 32: 256 tokens
-    numbers = record.measure(model, batches, probes.find(ROOT))
-    found = json.loads((tmp_path / "o" / f"{ROOT}.json").read_text())
-    assert found == {"run": ROOT, "model": ROOT, "step": 3, **json.loads(json.dumps(numbers))}
+    for name in NAMES:
+        found, (model, config) = strict(tmp_path / "o" / f"{name}.json"), runs.load(folder / name)
+        data = run_data(folder / name, config, str(folder / "data"))
+        batches = list(data.val_batches(256, 4, 32))                            # 8 rows of 32: 256 tokens
+        assert found.pop("run") == found.pop("model") == name and found.pop("step") == 3
+        assert found["depth_error"] < 64 * torch.finfo(torch.float32).eps and found["tokens"] == 256
+        assert found == json.loads(json.dumps(record.measure(model, batches, probes.find(name))))
 
 
 def test_curves(trained, tmp_path):
@@ -173,14 +172,3 @@ def test_mistakes_are_one_line(trained, words, message):
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith("analyze.py: error: ") and message in done.stderr
     assert not (folder / "o").exists()
-
-
-def test_a_reader_that_has_seen_enough(tmp_path):
-    """As in `analyze.py curves ... | head -0`: no word on stderr, and every file is there."""
-    run = write_run(tmp_path / "run", [5, 4])
-    words = command("analyze.py", "curves", run, "--out", tmp_path / "out")
-    read, write = os.pipe()
-    os.close(read)
-    done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, text=True, timeout=240)
-    assert done.stderr == "" and done.returncode == 128 + signal.SIGPIPE
-    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"curves.json", "curves.md", "curves.png"}

@@ -50,38 +50,29 @@ def test_what_was_trained_differently_is_another_system(tmp_path):
     assert labels(b, d) == {ROOT: [0], "mine": [0]}
 
 
-def test_the_baseline_is_as_long_as_most(tmp_path):
+def test_the_baseline(tmp_path):
+    """gpt, else any; of several the one as long as most systems, with the fewest options."""
     runs = read(*(write_run(tmp_path / f"{model}{n}", [9, 5, 4, 3][:n], 0, model, options={"max_steps": n})
                   for model, n in ((ROOT, 2), (ROOT, 3), ("x", 3), ("y", 4))))
     groups = curves.systems(runs)
     assert list(groups) == [f"{ROOT} max_steps=2", f"{ROOT} max_steps=3", "x", "y"]
     assert curves.find_baseline(groups) == f"{ROOT} max_steps=3"
-    rows = curves.summarise(groups, f"{ROOT} max_steps=3")
-    assert [row["difference"] for row in rows.values()] == [0, None, 0, None]
-
-
-def test_what_others_are_compared_with(tmp_path):
-    some = read(write_run(tmp_path / "run", [5, 4]))
-    groups = dict.fromkeys(("x", f"{ROOT} gate=headwise", "y"), some)
-    assert curves.find_baseline(groups) == f"{ROOT} gate=headwise"
-    assert curves.find_baseline({**groups, ROOT: some}) == ROOT
+    some = groups["x"]
+    assert curves.find_baseline(dict.fromkeys(("x", f"{ROOT} gate=headwise", "y"), some)) == f"{ROOT} gate=headwise"
+    assert curves.find_baseline(dict.fromkeys((f"{ROOT} gate=headwise", ROOT), some)) == ROOT
     assert curves.find_baseline(dict.fromkeys("xy", some)) == "x"
 
 
-@pytest.mark.parametrize("name, value, said", [
-    ("fingerprint", "other123456", "d (fingerprint other123), sequences of 256 tokens, eval_tokens 1,000"),
-    ("eval_tokens", 7, "d (fingerprint f), sequences of 256 tokens, eval_tokens 7"),
-    ("final_eval_tokens", 7, "d (fingerprint f), sequences of 256 tokens, eval_tokens 1,000 (7 at the end)"),
-    ("seq_len", 8000, "d (fingerprint f), sequences of 8,000 tokens, eval_tokens 1,000")])
-def test_runs_that_cannot_be_compared_are_apart(tmp_path, name, value, said):
-    a, b, c = read(*(write_run(tmp_path / run, [5, 4], seed=seed) for seed, run in enumerate("abc")))
-    usual = "d (fingerprint f), sequences of 256 tokens, eval_tokens 1,000"
-    assert curves.comparable([a, b, c]) == [(usual, [a, b, c])]
-    b["config"]["options"]["final_eval_tokens"] = 1000                              # what it is without the option
-    assert len(curves.comparable([a, b, c])) == 1
-    a["config"]["data" if name == "fingerprint" else "options"][name] = value
-    assert curves.comparable([a, b, c]) == [(usual, [b, c]), (said, [a])]           # the largest group first
-    assert curves.comparable([a, b]) == [(said, [a]), (usual, [b])]                 # of equal ones the first given
+def test_what_the_losses_are_means_over(tmp_path):
+    run, = read(write_run(tmp_path / "run", [5, 4]))
+    usual = "1,000 tokens in sequences of 256 of data with fingerprint f"
+    assert curves.validated_on(run) == usual
+    run["config"]["options"]["final_eval_tokens"] = 1000                            # what it is without the option
+    assert curves.validated_on(run) == usual
+    run["config"]["options"] |= {"final_eval_tokens": 7000, "eval_tokens": 10, "seq_len": 8000}
+    run["config"]["data"]["fingerprint"] = "other"
+    assert curves.validated_on(run) == (
+        "10 tokens (7,000 at the end) in sequences of 8,000 of data with fingerprint other")
 
 
 def test_of_equal_runs_the_newest_counts(tmp_path):
@@ -89,13 +80,6 @@ def test_of_equal_runs_the_newest_counts(tmp_path):
     for age, name in enumerate("basc"):
         os.utime(tmp_path / name / "log.jsonl", ns=(0, 10 ** 9 * (9 - age)))                    # b is the newest
     assert curves.systems(list(runs.values())) == {ROOT: [runs["b"], runs["s"]]}
-
-
-def test_a_last_line_that_was_cut_off_does_not_count(tmp_path):
-    run = write_run(tmp_path / "r", [5.0, 4.0])
-    with open(run / "log.jsonl", "a") as f:
-        f.write('{"kind": "val", "st')
-    assert [row["loss"] for row in curves.read_log(run)["val"]] == [5.0, 4.0]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"options": {"seed": 1}}'])

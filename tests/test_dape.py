@@ -8,7 +8,6 @@ from reference import (  # noqa: F401  (float64: autouse)
     add, attend, compare, float64, mlp_sublayer, norm, project, reference_logits, rope, setup, show, softmax)
 
 import models
-import probes
 
 
 def at_least_a_hundredth(x):
@@ -137,20 +136,3 @@ def test_a_clamped_head_can_come_back():
     P.sum().backward()
     assert bias.p.grad.flatten().tolist() == pytest.approx([-math.log(1.9), -math.log(1.03)])
     assert bias.a.grad.flatten().tolist() == pytest.approx([-0.01 * 3 / 1.9, -0.5 * 3 / 1.03])
-
-
-@torch.no_grad()
-def test_stats():
-    model, _, _, idx, _ = setup("dape", **OWN)
-    deltas = []
-    for block in model.blocks:
-        block.attn.score_bias.conv_out.register_forward_hook(lambda module, inputs, output: deltas.append(output))
-    found = probes.stats("dape", model, idx)
-    for n, block in enumerate(model.blocks):
-        sds = [deltas[n][b, h, t, :t + 1].std(correction=0).item() for b in range(2) for h in range(4)
-               for t in range(7)]
-        assert found["delta"][n] == pytest.approx(sum(sds) / len(sds))
-        w = block.attn.score_bias.conv_in.weight.square()
-        assert found["neighbours"][n] == pytest.approx(((w[..., 0].sum() + w[..., 2].sum()) / w.sum()).item())
-    assert set(probes.stats("dape", setup("dape", kernel=0)[0], idx)) == {"kerple_p", "kerple_a"}
-    assert probes.stats("dape", setup("dape", position="none", kernel=0)[0], idx) == {}

@@ -7,7 +7,7 @@ import settings
 import torch
 import torch.nn.functional as F
 from analysis import (  # noqa: F401
-    ROOT, SHAPE, Arguments, check_depth, double, numbers, passed, random_model, tokens)
+    ROOT, Arguments, check_depth, double, numbers, passed, random_model, tokens)
 
 import models
 import probes
@@ -90,13 +90,6 @@ def test_token_similarity_against_loops():
     assert record.token_similarity(torch.ones(1, 4, 3)).item() == pytest.approx(1)
 
 
-def test_a_model_that_adds_nothing_keeps_its_state():
-    found = numbers(models.build(ROOT, **SHAPE).eval())                             # wo, w_down and head start at zero
-    assert torch.tensor(found["layer_similarity"]).flatten().tolist() == pytest.approx([1.0] * 16)
-    assert found["adjacent"]["x"] == pytest.approx([1.0, 1.0])
-    assert len(set(found["core_features"])) == 1 and found["lens"] == pytest.approx([math.log(97)] * 4)
-
-
 @torch.no_grad()
 def test_similarity_of_layers_and_lens_against_a_plain_forward_pass():
     model = random_model(ROOT)
@@ -163,40 +156,21 @@ def test_batches_are_averaged(name):
             assert leaves(value) == pytest.approx(leaves(two[key]), rel=1e-6, abs=1e-9), key
 
 
-@pytest.mark.parametrize("name", models.names())
-def test_one_layer(name):
-    try:
-        model = random_model(name, n_layer=1)
-    except ValueError:
-        pytest.skip("this model has more layers than one")
-    found = watched(model)
+def test_one_layer_and_more_outputs_than_channels():
+    found = numbers(random_model(ROOT, n_layer=1))
     assert found["adjacent"] == {} and len(found["lens"]) == 2
+    check_depth(random_model(ROOT, n_layer=5, n_head=2, d_model=8))                 # 11 outputs
 
 
-def test_a_stream_that_is_no_sum_of_outputs_is_noticed():
+def test_the_stream_of_a_model_without_probes():
+    """What is multiplied is still a sum of outputs; what is squashed is none, which is noticed."""
     model = random_model(ROOT)
-    hook = model.blocks[1].register_forward_hook(lambda m, inputs, output: 1.1 * output)
+    with model.blocks[1].register_forward_hook(lambda m, inputs, output: 1.5 * output):
+        check_depth(model)
+        assert numbers(model)["depth"]["r"][6] == pytest.approx([1.5] * 5 + [1, 1])
+    model.blocks[1].register_forward_hook(lambda m, inputs, output: output.tanh())
     found = numbers(model)
-    hook.remove()
     assert found["depth_error"] > 1e-2 and found["depth"] == {}
-
-
-def test_a_block_without_attn_norm_reads_its_last_leading_tensor():
-    """The blocks get the state as x, or as (something, x): then the last of them is the residual stream."""
-    model = random_model(ROOT)
-    wanted = numbers(model)
-    for block in model.blocks:
-        norm, block.attn_norm = block.attn_norm, None
-        block.forward = lambda other, x, rope, cache=None, block=block, norm=norm: (
-            lambda h: h + block.mlp(block.mlp_norm(h)))(x + block.attn(norm(x), rope, cache))
-
-    def run(idx, targets=None):
-        x = model.embed(idx)
-        for block in model.blocks:
-            x = block(torch.zeros_like(x), x, model.rope(idx.size(1), None))
-        return model.output(x, targets, None)
-    model.forward = run
-    assert numbers(model) == wanted
 
 
 def test_models_that_cannot_be_watched():
@@ -263,7 +237,7 @@ def test_stats_of_the_baseline_are_its_mean_gates(gate):
     model, (idx, _) = random_model(ROOT, gate=gate), tokens()
     with torch.no_grad():
         means = [block.attn.gate(block.attn_norm(x)).sigmoid().mean().item()
-                 for block, x in zip(model.blocks, passed(model).hidden)]
+                 for block, x in zip(model.blocks, passed(model).reads[::2])]
     assert probes.stats(ROOT, model, idx) == {"gate": pytest.approx(means)}
     assert probes.stats(ROOT, random_model(ROOT), idx) == {}
 

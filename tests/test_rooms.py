@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 SCRIPTS = {path.stem for path in ROOT.glob("*.py")} - {"muon"}
 OURS = {"models", "nanodepth", "probes", "muon"} | SCRIPTS
 MAY_NAME_MODELS = {"presets", "layouts", "test_presets",             # papers' tables, layouts of published checkpoints
-                   "published", "test_convert", "test_convert_mistakes"}
+                   "published", "test_convert", "test_convert_mistakes", "test_probes"}
 
 
 def imports(path):
@@ -71,7 +71,7 @@ def test_no_model_is_known_by_name():
     """Except gpt, the baseline and default, and by its own tests. In a text a name counts as a word of its own, as in
     "kern:top_k=2"."""
     known = {name for name in models.names() if settings.belongs(name)} - {"gpt"}
-    own = {f"{begin}{name}" for begin in ("test_", "test_probe_") for name in models.names()}
+    own = {f"test_{name}" for name in models.names()}
     found = []
     for path in sorted([*ROOT.glob("*.py"), *ROOT.glob("nanodepth/*.py"), *ROOT.glob("tests/*.py")]):
         for line, text in quoted(path) if path.stem not in MAY_NAME_MODELS | own else ():

@@ -6,7 +6,6 @@ from reference import (  # noqa: F401  (float64: autouse)
     add, affine, compare, count, float64, heads, linear, mlp_sublayer, norm, rope, setup, show, sigmoid, softmax)
 
 import models
-import probes
 
 
 def relu(u):
@@ -106,17 +105,3 @@ def test_costs(options):
     n_sim, d_sim = options.get("n_sim", 3), options.get("d_sim", 24)
     padding, mean = 2 * 64 * n_sim * 4 * (d_sim - 16), n_sim * 64
     assert products == flops + 4 * (padding - mean) and read == 0
-
-
-@torch.no_grad()
-def test_stats():
-    """Rank: (sum of the eigenvalues)^2 / sum of their squares, of the heads' products; copies do not count."""
-    model, _, _, idx, _ = setup("sas", **OWN)
-    found = probes.stats("sas", model, idx)
-    assert list(found) == ["sim_q_rank", "sim_k_rank", "sim_v_rank"]
-    for name, ranks in found.items():
-        for block, rank in zip(model.blocks, ranks, strict=True):
-            x = probes.watch(model, idx, [getattr(block.attn, name.removesuffix("_rank"))])[0].double()
-            values = torch.linalg.svdvals(x).square()
-            assert rank == pytest.approx((values.sum(-1) ** 2 / values.square().sum(-1)).mean().item(), rel=1e-5)
-            assert 1 < rank < min(x.shape[-2:])

@@ -31,7 +31,7 @@ import publish  # noqa: E402
 
 from nanodepth import runs  # noqa: E402
 from nanodepth.cli import run_script  # noqa: E402
-from nanodepth.pictures import figure, lines, save  # noqa: E402
+from nanodepth.pictures import figure, over_layers, save  # noqa: E402
 from nanodepth.data import run_data  # noqa: E402
 from nanodepth.tokenizers import run_tokenizer  # noqa: E402
 from probes import watch  # noqa: E402
@@ -163,7 +163,10 @@ def picture(found):
     fig, axes = figure(len(shown), 2, (9, 3.2 * len(shown)))
     for row, (name, numbers) in zip(axes, shown.items()):
         for ax, kind, title in zip(row, ("by_feature", "by_token"), ("features of v_1", "tokens")):
-            lines(ax, numbers["layers"], numbers[kind], f"{name}: mean value gate by class of {title}")
+            for label, y in numbers[kind].items():
+                ax.plot(numbers["layers"], y, marker="o", ms=3, label=label)
+            over_layers(ax, f"{name}: mean value gate by class of {title}", "layer", "")
+            ax.legend(fontsize=8, frameon=False)
     return fig
 
 
