@@ -19,6 +19,7 @@ import models  # noqa: E402
 import settings  # noqa: E402
 from forked import within  # noqa: E402
 from nanodepth import harness, runs  # noqa: E402
+from nanodepth.cli import UserError  # noqa: E402
 from small import wide  # noqa: E402
 from test_models import need  # noqa: E402
 
@@ -81,22 +82,17 @@ def test_loglikelihood(name, tmp_path, capsys):
 
 def test_greedy_is_seen(tmp_path):
     lm = harness.HarnessLM(save_run(tmp_path / "run", "gpt", vocab_size=257), device="cpu")
-    idx = torch.tensor([list(b"abc")])
-    best = runs.load(tmp_path / "run")[0].generate(idx, 3, temperature=0)[0, 3:].tolist()
-    other = [*best[:2], (best[2] + 1) % 256]
-    requests = [(None, list(b"abc"), best), (None, list(b"abc"), other), (None, list(b"abc"), best[:1])]
+    best = lm.model.generate(torch.tensor([list(b"abc")]), 3, temperature=0)[0, 3:].tolist()
+    requests = [(None, list(b"abc"), answer) for answer in (best, [*best[:2], (best[2] + 1) % 256], best[:1])]
     assert [greedy for _, greedy in lm._loglikelihood_tokens(requests, disable_tqdm=True)] == [True, False, True]
 
 
 def test_padding_ids_are_not_scored(tmp_path):
     """A run whose ids end at 257, in a model of 320: probabilities are those among the first 257."""
-    run = save_run(tmp_path / "run", "gpt", more={"n_vocab": 257}, vocab_size=320)
-    lm, continuation = harness.HarnessLM(run, device="cpu"), [5, 7]
-    logits = runs.load(run)[0](torch.tensor([[*b"abc", 5]]))[0][0, 2:]
-    wanted = sum(x[:257].log_softmax(-1)[t].item() for x, t in zip(logits, continuation))
-    (found, _), = lm._loglikelihood_tokens([(None, list(b"abc"), continuation)], disable_tqdm=True)
-    assert found == pytest.approx(wanted) and found > sum(
-        x.log_softmax(-1)[t].item() for x, t in zip(logits, continuation)) + 1e-3
+    lm = harness.HarnessLM(save_run(tmp_path / "run", "gpt", more={"n_vocab": 257}, vocab_size=320), device="cpu")
+    logits = lm.model(torch.tensor([[*b"abc", 5]]))[0][0, 2:]
+    (found, _), = lm._loglikelihood_tokens([(None, list(b"abc"), [5, 7])], disable_tqdm=True)
+    assert found == pytest.approx(sum(x[:257].log_softmax(-1)[t].item() for x, t in zip(logits, (5, 7))))
 
 
 def test_a_shared_context_is_read_once(tmp_path):
@@ -113,12 +109,31 @@ def test_tokens_at_the_boundary(tmp_path):
     merges = [bytes([i]) for i in range(256)] + [b"th", b" th", b" the", b"re"]
     (folder / "tokenizer.tiktoken").write_bytes(b"".join(base64.b64encode(m) + b" %d\n" % i
                                                          for i, m in enumerate(merges)))
-    lm, model = harness.HarnessLM(folder, device="cpu"), runs.load(folder)[0]
+    lm = harness.HarnessLM(folder, device="cpu")
     assert lm.tok_encode("a there") == [97, 258, 259]
     for context, continuation, split in (("a ", "there", ([97], [258, 259])), ("a", " there", ([97], [258, 259])),
                                          ("a the", "re", ([97, 258], [259]))):
-        found = lm.loglikelihood(instances("loglikelihood", (context, continuation)), disable_tqdm=True)[0]
-        assert found[0] == pytest.approx(brute_force(model, *split, 48)[0])
+        (found, _), = lm.loglikelihood(instances("loglikelihood", (context, continuation)), disable_tqdm=True)
+        assert found == pytest.approx(brute_force(lm.model, *split, 48)[0])
+
+
+def test_odd_texts(tmp_path):
+    """Half a surrogate pair is U+FFFD to every tokenizer. One of a tokenizer.json may give spaces no token: as a prompt
+    they are the beginning of a text, as an answer they cannot be scored."""
+    tokenizers = pytest.importorskip("tokenizers")
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    own = tokenizers.Tokenizer(tokenizers.models.BPE({c: i for i, c in enumerate([*letters, "</s>"])}, []))
+    own.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    own.decoder, own.normalizer = tokenizers.decoders.ByteLevel(), tokenizers.normalizers.Strip()
+    own.save(str(save_run(tmp_path / "own", "gpt", "tokenizer.json") / "tokenizer.json"))
+    lm = harness.HarnessLM(tmp_path / "own", device="cpu")
+    for one in (lm, harness.HarnessLM(save_run(tmp_path / "byte", "gpt"), device="cpu")):
+        assert one.text(one.tok_encode("a\udcff\ud83d\ude00 b\ud800")) == "a\ufffd\U0001f600 b\ufffd"
+    spaces, nothing = (lm.loglikelihood(instances("loglikelihood", (text, "a")), True) for text in ("  ", ""))
+    assert spaces == nothing and lm.loglikelihood_rolling(instances("loglikelihood_rolling", ("  ",)), True) == [0.0]
+    for context, said in (("", "' ' has no tokens"), ("a", "a continuation of 0 tokens")):
+        with pytest.raises(UserError, match=said):
+            lm.loglikelihood(instances("loglikelihood", (context, " ")), disable_tqdm=True)
 
 
 def test_rolling(tmp_path):
@@ -177,17 +192,17 @@ def test_half_of_the_window_is_the_prompts(tmp_path, capsys):
 
 def test_what_cannot_be_done(tmp_path, monkeypatch):
     lm = harness.HarnessLM(save_run(tmp_path / "run", "gpt"), device="cpu")
-    for options, said in (({"do_sample": True}, "sampling"), ({"temperature": 0.5}, "sampling"),
-                          ({"num_beams": 4}, "asks for num_beams 4: only greedy")):
-        with pytest.raises(ValueError, match=said):
-            lm.generate_until(instances("generate_until", ("a", options)), disable_tqdm=True)
-    with pytest.raises(ValueError, match="49 tokens: 1 to 48"):
-        lm.loglikelihood(instances("loglikelihood", ("a", "b" * 49)), disable_tqdm=True)
-    with pytest.raises(ValueError, match="longer than max_len 48"):
-        harness.HarnessLM(tmp_path / "run", seq_len=49)
+
+    def generate(**options):
+        lm.generate_until(instances("generate_until", ("a", options)), disable_tqdm=True)
     monkeypatch.setattr(harness, "lm_eval", None)
-    for call in (lambda: harness.HarnessLM(tmp_path / "run"), lambda: harness.task_names(["exo"], None)):
-        with pytest.raises(ValueError, match="pip install lm_eval"):
+    for call, said in (
+            (lambda: generate(do_sample=True), "sampling"), (lambda: generate(temperature=0.5), "sampling"),
+            (lambda: generate(num_beams=4), "asks for num_beams 4: only greedy"),
+            (lambda: lm.loglikelihood(instances("loglikelihood", ("a", "b" * 49)), True), "49 tokens: 1 to 48"),
+            (lambda: harness.HarnessLM(tmp_path / "run", seq_len=49), "longer than max_len 48"),
+            (lambda: harness.find_tasks(["exo"], None), "pip install lm_eval")):
+        with pytest.raises(UserError, match=said):
             call()
 
 
@@ -298,17 +313,14 @@ def test_tables(place, monkeypatch, capsys):
         assert row["step"] == 7 and set(row["tables"]["mqar"]) == {"MQAR 4", "MQAR 8"}
 
 
-FILTERS = """filter_list:
-  - {name: first, filter: [{function: take_first}]}
-  - {name: again, filter: [{function: take_first}]}
-tag: mine
-"""
-
-
 def test_named_filters_and_tags(place, monkeypatch):
     """Each metric of each filter has a column; a tag stands for its tasks."""
     (place / "filtered").mkdir()
-    (place / "filtered" / "two.yaml").write_text(task("two", place / "items.jsonl") + FILTERS)
+    (place / "filtered" / "two.yaml").write_text(task("two", place / "items.jsonl") + """tag: mine
+filter_list:
+  - {name: first, filter: [{function: take_first}]}
+  - {name: again, filter: [{function: take_first}]}
+""")
     monkeypatch.chdir(place)
     assert eval_py.main([PAIR[0], *"--tasks mine --task_dir filtered --json filtered.json --device cpu".split()]) == 0
     (table,) = json.loads((place / "filtered.json").read_text())[0]["tables"].values()
@@ -317,7 +329,6 @@ def test_named_filters_and_tags(place, monkeypatch):
 
 
 def test_examples_before_the_question(place, monkeypatch):
-    from lm_eval.tasks import TaskManager
     lm, seen = harness.HarnessLM(place / PAIR[0], device="cpu"), []
 
     def loglikelihoods(requests, **options):
@@ -325,8 +336,7 @@ def test_examples_before_the_question(place, monkeypatch):
         return [(0.0, False)] * len(requests)
 
     monkeypatch.setattr(lm, "_loglikelihood_tokens", loglikelihoods)
-    manager = TaskManager(include_path=str(place / "tasks"), include_defaults=False)
-    harness.run_tasks(lm, ["small"], manager, 2, None)
+    harness.run_tasks(lm, ["small"], harness.find_tasks(["small"], place / "tasks")[0], 2, None)
     assert seen and all(text.count(b"Q: ") == 3 for text in seen)
 
 
@@ -337,9 +347,10 @@ def test_examples_before_the_question(place, monkeypatch):
     ("gpt --tasks small --task_dir nowhere", "--task_dir nowhere is not a folder"),
     ("gpt --tasks= --task_dir tasks", "no task ''"),
     ("gpt none --tasks mqar", "none/ckpt.pt does not exist"),
-    ("gpt --tasks mqar --limit 3", "are not for mqar"),
+    ("gpt --tasks mqar --limit 3", "--limit cannot be used with --tasks mqar"),
     ("gpt --json no/such/folder/x.json", "no/such/folder/x.json cannot be written"),
-    ("gpt --tasks small --task_dir tasks --data x", "--data and --tokens are for the validation split"),
+    ("gpt --tasks small --tokens 3 --data x", "--data and --tokens cannot be used with --tasks small"),
+    ("gpt --limit 3", "--limit cannot be used without --tasks"),
     ("gpt --tasks small --task_dir tasks --limit 0", "--limit must be at least 1"),
     ("gpt --tasks small --num_fewshot -1", "--num_fewshot must be at least 0"),
     ("gpt --tasks small --task_dir tasks --seq_len 49", "longer than max_len 48"),
@@ -348,8 +359,7 @@ def test_examples_before_the_question(place, monkeypatch):
 def test_mistakes(place, words, message, monkeypatch, capsys):
     (place / "broken").mkdir(exist_ok=True)
     (place / "broken" / "gone.yaml").write_text(task("gone", "gone.jsonl"))
-    worse = task("worse", place / "items.jsonl").replace("multiple_choice", "unheard_of")
-    (place / "broken" / "worse.yaml").write_text(worse)
+    (place / "broken" / "worse.yaml").write_text(task("worse", "x").replace("multiple_choice", "unheard_of"))
     monkeypatch.chdir(place)
     code = within("eval.py", eval_py.main, *words.split(), "--device", "cpu")
     last = capsys.readouterr().err.strip().split("\n")[-1]
@@ -368,11 +378,12 @@ def test_recall_reads_2048_tokens(tmp_path, monkeypatch):
 
     def results(lm, names, *words):
         seen.append(lm.seq_len)
-        return {name: {"acc,none": 0.5, "acc_norm,none": 0.5, "contains,none": 0.5} for name in names}
+        return dict.fromkeys(names, {"acc,none": 0.5, "acc_norm,none": 0.5, "contains,none": 0.5})
     monkeypatch.setattr(harness, "run_tasks", results)
+    groups = {name: [task for task, _ in harness.GROUPS[name][1].values()] for name in ("recall", "exo")}
     for seq_len in (None, 2500):
         args = argparse.Namespace(device="cpu", batch_tokens=100, seq_len=seq_len, num_fewshot=None, limit=None)
-        tables = harness.benchmarks(run, args, ["recall", "exo"], ["small"], None)
+        tables = harness.benchmarks(run, args, None, {**groups, "tasks": ["small"]})
         assert [title for title, _ in tables] == ["recall, 0-shot", "exo, 5-shot", "tasks"]
         assert tables[0][1]["Avg."] == (50, None)
     assert seen == [2048, 3000, 3000, 2500, 2500, 2500]
