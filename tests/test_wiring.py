@@ -107,7 +107,7 @@ def test_bits_per_byte_are_of_the_text():
         model.head.weight.normal_()
     batches = [(torch.randint(5, (2, 4)), torch.tensor(rows)) for rows in (
         [[0, 1, 4, -1], [4, 2, 2, 1]], [[3, 3, 1, 0], [-1, -1, -1, -1]])]
-    nats, of_text, n_bytes, widths = [], [], 0, [3, 2, 1, 1, 0]
+    nats, of_text, n_bytes, widths = [], [], 0, [3, 2, 1, 1, 0, 5]
     for idx, targets in batches:
         for row, wanted in zip(model(idx)[0].log_softmax(-1), targets):
             for scores, t in zip(row, wanted[wanted >= 0]):
