@@ -338,7 +338,6 @@ def test_examples_before_the_question(place, monkeypatch):
     ("gpt --tasks mqar --limit 3", "--limit cannot be used with --tasks mqar"),
     ("gpt --json no/such/folder/x.json", "no/such/folder/x.json cannot be written"),
     ("gpt --tasks small --tokens 3 --data x", "--data and --tokens cannot be used with --tasks small"),
-    ("gpt --limit 3", "--limit cannot be used without --tasks"),
     ("gpt --tasks small --task_dir tasks --limit 0", "--limit must be at least 1"),
     ("gpt --tasks small --num_fewshot -1", "--num_fewshot must be at least 0"),
     ("gpt --tasks small --task_dir tasks --seq_len 49", "longer than max_len 48"),
