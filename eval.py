@@ -5,6 +5,8 @@
     python eval.py runs/A --tasks arc_easy,piqa --num_fewshot 5    any tasks of lm_eval (pip install lm_eval)
     python eval.py runs/A --tasks arc_easy --task_dir DIR          task files of your own, no network
     python eval.py runs/A --tasks mqar                             associative recall of random pairs, no lm_eval
+
+Bits per byte are those of the text: end-of-text tokens count for loss and perplexity alone.
 """
 import json
 import os
@@ -17,7 +19,7 @@ from nanodepth import runs, scoring
 from nanodepth.cli import Parser, UserError, out_file, run_folder, run_script
 from nanodepth.data import run_data
 from nanodepth.devices import autocast, find_device
-from nanodepth.harness import GROUPS, benchmarks, harness_version, mqar, task_names
+from nanodepth.harness import GROUPS, benchmarks, find_tasks, lm_eval, mqar
 
 
 def parse(argv):
@@ -42,12 +44,14 @@ def parse(argv):
     for name in given & {"batch_tokens", "tokens", "seq_len", "limit", "num_fewshot"}:
         if getattr(args, name) < (name != "num_fewshot"):
             parser.error(f"--{name} must be at least {int(name != 'num_fewshot')}")
-    if args.tasks is not None and given & {"data", "tokens"}:
-        parser.error("--data and --tokens are for the validation split, not for --tasks")
-    if args.tasks is None and given & {"num_fewshot", "limit", "task_dir"}:
-        parser.error("--num_fewshot, --limit and --task_dir are for --tasks")
-    if args.tasks == "mqar" and given & {"num_fewshot", "limit", "seq_len", "task_dir"}:
-        parser.error("--num_fewshot, --limit, --seq_len and --task_dir are not for mqar")
+    if args.tasks is None:
+        unused, how = {"num_fewshot", "limit", "task_dir"}, "without --tasks"
+    else:
+        unused, how = {"data", "tokens"}, f"with --tasks {args.tasks}"
+    if args.tasks == "mqar":
+        unused |= {"num_fewshot", "limit", "task_dir", "seq_len"}
+    if wrong := sorted(given & unused):
+        parser.error(f"--{' and --'.join(wrong)} cannot be used {how}")
     return args
 
 
@@ -77,31 +81,30 @@ def on_split(args):
 
 def on_tasks(args):
     """Benchmarks every run; prints tables, adds to each run's eval.jsonl and returns what it added."""
-    tasks = list(dict.fromkeys(args.tasks.split(",")))
-    others = [name for name in tasks if name != "mqar"]
-    asked = task_names(others, args.task_dir) if others else None
+    names = list(dict.fromkeys(args.tasks.split(",")))
+    others = [name for name in names if name != "mqar"]
+    asked = find_tasks(others, args.task_dir) if others else None
     for run in args.runs:                                                   # before hours of work
         runs.read_checkpoint(run)
         if not os.access(run, os.W_OK):
             raise UserError(f"{run}: eval.jsonl cannot be written there: copy the run to where it can")
-    rows, shown = [], {}                                                    # shown: {title: {run: table}}
+    rows = []
     for run in args.runs:
         tables = benchmarks(run, args, *asked) if asked else []
-        if "mqar" in tasks:
+        if "mqar" in names:
             tables.append(("mqar", mqar(run, args.device)))
         named = {title: {column: {"value": value, "stderr": error} for column, (value, error) in table.items()}
                  for title, table in tables}
         rows.append({"run": run, "time": time.strftime("%Y-%m-%dT%H:%M:%S"), "step": runs.read_checkpoint(run)["step"],
-                     "lm_eval": harness_version() if asked else None, "limit": args.limit if asked else None,
+                     "lm_eval": lm_eval.__version__ if asked else None, "limit": args.limit if asked else None,
                      "tables": named})
         with open(Path(run) / "eval.jsonl", "a", encoding="utf-8") as f:
             f.write(json.dumps(rows[-1]) + "\n")
-        for title, table in named.items():
-            shown.setdefault(title, {})[run] = table
-    for title, tables in shown.items():
-        columns = list(dict.fromkeys(column for table in tables.values() for column in table))
+    for title in rows[0]["tables"]:
+        tables = [row["tables"][title] for row in rows]
+        columns = list(dict.fromkeys(column for table in tables for column in table))     # a run may lack some
         print_table([(title, *columns), *((run, *(cell(table.get(column)) for column in columns))
-                                          for run, table in tables.items())])
+                                          for run, table in zip(args.runs, tables))])
     return rows
 
 

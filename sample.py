@@ -33,12 +33,10 @@ def parse(argv):
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False,
                         help="compile the decoding step: pays for long texts")
     args = parser.parse_args(argv)
-    if min(args.n, args.max_new_tokens, 1 if args.top_k is None else args.top_k) < 1:
-        parser.error("--n, --max_new_tokens and --top_k must be at least 1")
-    if args.n >= 2 ** 63:
-        parser.error(f"--n {args.n} is too large")
-    if not 0 <= args.temperature < float("inf") or not 0 <= args.seed < 2 ** 63:
-        parser.error("--temperature and --seed must be at least 0, and finite")
+    for name, least in dict(n=1, max_new_tokens=1, top_k=1, temperature=0, seed=0).items():
+        value = getattr(args, name)
+        if value is not None and not least <= value < 2 ** 63:
+            parser.error(f"--{name} must be at least {least} and finite, not {value}")
     if args.top_p is not None and not 0 < args.top_p <= 1:
         parser.error(f"--top_p must lie above 0 and be at most 1, not {args.top_p}")
     if args.file and args.prompt:
@@ -50,7 +48,7 @@ def read_prompt(args, tokenizer, room):
     """The tokens of the prompt, the last `room` of a longer one. UserError for a file that is missing, or not UTF-8."""
     try:                                                        # as UTF-8, whatever the locale is
         text = (args.file.read_bytes() if args.file else os.fsencode(args.prompt)).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as e:
+    except (OSError, UnicodeError) as e:
         raise UserError(f"{args.file or '--prompt'}: {getattr(e, 'strerror', None) or 'not UTF-8 text'}") from None
     tokens = tokenizer.encode_ordinary(text)
     if len(tokens) > room:

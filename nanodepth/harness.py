@@ -6,9 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils._pytree import tree_map
 from tqdm import tqdm
 
 import models
+import nanodepth
 from nanodepth import runs
 from nanodepth.cli import UserError, one_line, user_errors
 from nanodepth.devices import autocast, find_device
@@ -22,61 +25,50 @@ except ImportError:
     lm_eval, TemplateLM = None, object
 
 
-def harness_version():
-    """The version of lm_eval, which must be there. UserError without it."""
-    if lm_eval is None:
-        raise UserError("benchmarks need the package lm_eval: pip install lm_eval")
-    return lm_eval.__version__
-
-
 # The papers' tables: {name: (shots, {column: (task, metric)})}
 GROUPS = {
-    "exo": (5, {                                                  # ExoFormer, table 1: length-normalised where possible
+    "exo": (5, {                                            # ExoFormer, table 1: length-normalised where possible
         "ARC-c": ("arc_challenge", "acc_norm"), "ARC-e": ("arc_easy", "acc_norm"), "Hella.": ("hellaswag", "acc_norm"),
         "OBQA": ("openbookqa", "acc_norm"), "PIQA": ("piqa", "acc_norm"), "Wino.": ("winogrande", "acc")}),
-    "sat": (0, {                                                            # SATFormer, table 5
+    "sat": (0, {                                            # SATFormer, table 5
         "Wiki. ppl": ("wikitext", "word_perplexity"), "LMB. ppl": ("lambada_openai", "perplexity"),
         "LMB.": ("lambada_openai", "acc"), "PIQA": ("piqa", "acc"), "Hella.": ("hellaswag", "acc_norm"),
         "Wino.": ("winogrande", "acc"), "ARC-e": ("arc_easy", "acc"), "ARC-c": ("arc_challenge", "acc_norm"),
         "SIQA": ("social_iqa", "acc"), "BoolQ": ("boolq", "acc")}),
-    "mudd": (0, {                                                           # MUDDFormer, table 3; lm_eval has no RACE-M
-        "LAMBADA": ("lambada_openai", "acc"), "PIQA": ("piqa", "acc"), "WinoGrande": ("winogrande", "acc"),
-        "ARC-E": ("arc_easy", "acc"), "ARC-C": ("arc_challenge", "acc"), "SciQ": ("sciq", "acc"),
-        "LogiQA": ("logiqa", "acc"), "BoolQ": ("boolq", "acc"), "HellaSwag": ("hellaswag", "acc"),
-        "RACE-H": ("race", "acc")}),
-    "recall": (0, {                                                         # SATFormer, table 2
-        "TriviaQA": ("triviaqa_completion", "contains"), "SWDE": ("swde", "contains"),
-        "SQuAD": ("squad_completion", "contains"), "NQ": ("nq_completion", "contains"),
-        "FDA": ("fda", "contains"), "DROP": ("drop_completion", "contains")}),
+    "mudd": (0, {column: (task, "acc") for column, task in {    # MUDDFormer, table 3; lm_eval has no RACE-M
+        "LAMBADA": "lambada_openai", "PIQA": "piqa", "WinoGrande": "winogrande", "ARC-E": "arc_easy",
+        "ARC-C": "arc_challenge", "SciQ": "sciq", "LogiQA": "logiqa", "BoolQ": "boolq", "HellaSwag": "hellaswag",
+        "RACE-H": "race"}.items()}),
+    "recall": (0, {column: (task, "contains") for column, task in {     # SATFormer, table 2
+        "TriviaQA": "triviaqa_completion", "SWDE": "swde", "SQuAD": "squad_completion", "NQ": "nq_completion",
+        "FDA": "fda", "DROP": "drop_completion"}.items()}),
 }
+COMPLETION = {"triviaqa_completion": "hazyresearch/based_triviaqa", "nq_completion": "hazyresearch/based_nq_2048",
+              "drop_completion": "hazyresearch/based_drop"}         # tasks that lm_eval lacks: their data
+PERCENT = ("acc", "acc_norm", "contains", "exact_match")
 MQAR_PAIRS = (4, 8, 16)
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")     # lm_eval's names, in its order
 
 
 def take_rows(held, rows):
     """A cache of other batch rows: of every tensor in it, at any depth, held[rows]. Counters, of no dimension, stay."""
-    if isinstance(held, torch.Tensor):
+    if torch.is_tensor(held):
         return held[rows] if held.ndim else held
-    if isinstance(held, (list, tuple)):
-        return type(held)(take_rows(part, rows) for part in held)
-    if isinstance(held, dict):
-        return {key: take_rows(part, rows) for key, part in held.items()}
     if hasattr(held, "__dict__") and not isinstance(held, torch.nn.Module):
-        vars(held).update(take_rows(vars(held), rows))
+        vars(held).update(tree_map(lambda part: take_rows(part, rows), vars(held)))
     return held
 
 
 def generation(options):
     """(stop strings, number of tokens) of generation_kwargs. UserError unless they ask for greedy decoding."""
-    sampled = options.get("do_sample")
-    if sampled or sampled is None and (options.get("temperature") or 0) > 0:
-        raise UserError("the task asks for sampling: only greedy decoding is supported")
     known = {"until", "do_sample", "temperature", "top_p", "top_k", *LENGTHS}
-    if others := [f"{key} {value}" for key, value in options.items() if key not in known and value not in (None, 1)]:
-        raise UserError(f"the task asks for {', '.join(others)}: only greedy decoding is supported")
-    until = options.get("until") or []
-    asked = [options[key] for key in LENGTHS if options.get(key) is not None]
-    return [stop for stop in ([until] if isinstance(until, str) else until) if stop], int([*asked, 256][0])
+    wrong = [f"{key} {value}" for key, value in options.items() if key not in known and value not in (None, 1)]
+    if options.get("do_sample", (options.get("temperature") or 0) > 0):
+        wrong = ["sampling"]
+    if wrong:
+        raise UserError(f"the task asks for {', '.join(wrong)}: only greedy decoding is supported")
+    until, lengths = options.get("until") or [], [options[name] for name in LENGTHS if options.get(name) is not None]
+    return [until] if isinstance(until, str) else until, int(lengths[0] if lengths else 256)
 
 
 class HarnessLM(TemplateLM):
@@ -89,14 +81,12 @@ class HarnessLM(TemplateLM):
     eot_token_id = prefix_token_id = None                                   # properties of TemplateLM
 
     def __init__(self, run, device="auto", batch_tokens=16384, seq_len=None):
-        harness_version()
         super().__init__()
         self._device = find_device(device)
-        self.model, config = runs.load(run, self._device)
-        self.encoding, self.n_vocab = run_tokenizer(run, config), config.get("n_vocab")     # later ids are padding
+        self.model, self.encoding, config = nanodepth.load(run, self._device)
         self.prefix_token_id, ends = (config.get(key, self.encoding.eot_token) for key in ("bos", "eos"))
         self.ends, self.begin = ends if isinstance(ends, list) else [ends], config.get("begin", [])
-        self.eot_token_id = self.ends[0]
+        self.eot_token_id, self.n_vocab = self.ends[0], config.get("n_vocab")               # later ids are padding
         self.batch_tokens, self.seq_len = batch_tokens, seq_len or self.model.config.max_len
         if self.seq_len > self.model.config.max_len:
             raise UserError(f"--seq_len {seq_len} is longer than max_len {self.model.config.max_len} of {run}")
@@ -105,8 +95,13 @@ class HarnessLM(TemplateLM):
             self.Cache = models.cache_class(config["model"])
 
     def tok_encode(self, string, add_special_tokens=True, **kwargs):
-        """The tokens of a text, behind what the model's own tokenizer begins every text with (Llama's `<s>`)."""
-        tokens = self.encoding.encode_ordinary(string)
+        """The tokens of a text, behind what the model's own tokenizer begins every text with (Llama's `<s>`).
+
+        Half a surrogate pair, which is not in UTF-8, becomes U+FFFD. UserError for an answer of no tokens after "".
+        """
+        tokens = self.encoding.encode_ordinary(string.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+        if add_special_tokens is False and not tokens:                      # TemplateLM takes the first one of these
+            raise UserError(f"the continuation {string!r} has no tokens: it cannot be scored")
         begun = add_special_tokens is False or tokens[:len(self.begin)] == self.begin
         return tokens if begun else [*self.begin, *tokens]
 
@@ -146,19 +141,16 @@ class HarnessLM(TemplateLM):
         bar = tqdm(total=len(requests), desc="log-likelihoods", disable=disable_tqdm or None, leave=False)
         with self.autocast, bar:
             for rows in self.batches(contexts, sizes):
-                width, places = max(sizes[i] for i in rows), {}             # places: {context: its row in the cache}
+                tokens = pad_sequence([torch.tensor(requests[i][2]) for i in rows], True).to(self._device)  # (B, width)
+                width, places = tokens.size(1), {}                          # places: {context: its row in the cache}
                 at = [places.setdefault(tuple(contexts[i]), len(places)) for i in rows]
                 idx = torch.tensor(list(places), device=self._device)
                 cache = self.Cache(self.model, len(places), idx.size(1) + width - 1)
                 with norm.register_forward_pre_hook(last):
                     first = self.model(idx, cache=cache)[0][at, -1:, :self.n_vocab]                 # (B, 1, V)
-                tokens = torch.zeros(len(rows), width, dtype=torch.long)
-                for row, i in enumerate(rows):
-                    tokens[row, :sizes[i]] = torch.tensor(requests[i][2])
-                tokens, rest = tokens.to(self._device), first[:, :0]
+                rest = first[:, :0]
                 if width > 1:
-                    cache = take_rows(cache, at) if len(places) < len(rows) else cache
-                    rest = self.model(tokens[:, :-1], cache=cache)[0][..., :self.n_vocab]
+                    rest = self.model(tokens[:, :-1], cache=take_rows(cache, at))[0][..., :self.n_vocab]
                 for row, i in enumerate(rows):
                     logits, wanted = torch.cat((first[row], rest[row, :sizes[i] - 1])).float(), tokens[row, :sizes[i]]
                     score = logits.gather(1, wanted[:, None])[:, 0] - logits.logsumexp(-1)
@@ -200,16 +192,12 @@ class HarnessLM(TemplateLM):
                     new = [logits[0, -1, :self.n_vocab].argmax().item()]
                     made += new
                     text = self.text(made)
-                    found = [text.find(word) for word in stop if word in text]
+                    found = [text.find(word) for word in stop if word and word in text]
                 texts.append(text[:min(found, default=None)])
         return texts
 
 
 # ------------------------------------------------------------------------------------------------------------ the tasks
-
-
-COMPLETION = {"triviaqa_completion": "hazyresearch/based_triviaqa", "nq_completion": "hazyresearch/based_nq_2048",
-              "drop_completion": "hazyresearch/based_drop"}
 
 
 def completion_task(name, dataset):
@@ -228,24 +216,29 @@ def completion_task(name, dataset):
 
     return {"task": name, "dataset_path": dataset, "output_type": "generate_until", "test_split": "validation",
             "num_fewshot": 0, "doc_to_text": text, "doc_to_target": lambda doc: doc["answers"][0],
-            "process_results": contains,
-            "generation_kwargs": {"until": ["\n"], "max_gen_toks": 48},
+            "process_results": contains, "generation_kwargs": {"until": ["\n"], "max_gen_toks": 48},
             "metric_list": [{"metric": "contains", "aggregation": "mean", "higher_is_better": True}]}
 
 
-def task_names(tasks, task_dir):
-    """(groups of the papers, other tasks, lm_eval's task manager) of --tasks. UserError for a name that nothing has."""
-    harness_version()
+def find_tasks(names, task_dir):
+    """(lm_eval's task manager, {table: its tasks}): a table for each group of GROUPS, one, "tasks", for all others.
+
+    UserError without lm_eval, and for a name that nothing has.
+    """
+    if lm_eval is None:
+        raise UserError("benchmarks need the package lm_eval: pip install lm_eval")
     if task_dir and not Path(task_dir).is_dir():
         raise UserError(f"--task_dir {task_dir} is not a folder")
     from lm_eval.tasks import TaskManager                                   # slow to import
     manager = TaskManager(include_path=task_dir, include_defaults=not task_dir)
-    groups, single = ([name for name in tasks if (name in GROUPS) == known] for known in (True, False))
+    groups = [name for name in names if name in GROUPS]
+    tables = {name: list(dict.fromkeys(task for task, _ in GROUPS[name][1].values())) for name in groups}
+    if len(groups) < len(names):
+        tables["tasks"] = [name for name in names if name not in GROUPS]
     known = {*manager.all_tasks, *({} if task_dir else COMPLETION)}
-    for name in (*single, *(task for group in groups for task, _ in GROUPS[group][1].values())):
-        if name not in known:
-            raise UserError(f"no task {name!r} in {task_dir or 'lm_eval'}; groups are {', '.join(GROUPS)} and mqar")
-    return groups, single, manager
+    if unknown := [task for tasks in tables.values() for task in tasks if task not in known]:
+        raise UserError(f"no task {unknown[0]!r} in {task_dir or 'lm_eval'}; groups are {', '.join(GROUPS)} and mqar")
+    return manager, tables
 
 
 def run_tasks(lm, names, manager, num_fewshot, limit):
@@ -258,40 +251,39 @@ def run_tasks(lm, names, manager, num_fewshot, limit):
                         "data once; or give --task_dir with task files of your own") from None
     for task in loaded["tasks"].values():
         shots = task.get_config("num_fewshot")
-        keep = num_fewshot is None or shots == 0                            # 0: the task's form has none
-        task.set_config(key="num_fewshot", value=(shots if keep else num_fewshot) or 0)
+        if num_fewshot is not None and shots != 0:                          # 0: the task's form has none
+            shots = num_fewshot
+        task.set_config(key="num_fewshot", value=shots or 0)
         task.set_fewshot_seed(seed=1234)
     with user_errors():                                                     # what lm_eval says of a task's settings
         return lm_eval.evaluate(lm, task_dict=loaded, limit=limit, bootstrap_iters=1000, log_samples=False)["results"]
 
 
-def benchmarks(run, args, groups, single, manager):
-    """[(title, {column: (value, standard error or None)})] of one run: a table per group, and one for the other tasks.
+def benchmarks(run, args, manager, tables):
+    """[(title, {column: (value, standard error or None)})] of one run, for the tables of find_tasks.
 
     Accuracies are in percent. Avg. is the mean of a group's accuracies, as in the papers.
     """
-    tables, lm = [], HarnessLM(run, args.device, args.batch_tokens, args.seq_len)
+    found, lm = [], HarnessLM(run, args.device, args.batch_tokens, args.seq_len)
     longest = lm.seq_len
-    for group in [*groups, *([None] if single else [])]:
-        shots, columns = GROUPS.get(group, (None, {}))
+    for name, tasks in tables.items():
+        shots, columns = GROUPS.get(name, (None, {}))
         shots = shots if args.num_fewshot is None else args.num_fewshot
-        lm.seq_len = min(longest, 2048) if group == "recall" and not args.seq_len else longest   # 2,048 as in the paper
-        tasks = list(dict.fromkeys(task for task, _ in columns.values())) or single
+        lm.seq_len = min(longest, 2048) if name == "recall" and not args.seq_len else longest    # 2,048 as in the paper
         results = run_tasks(lm, tasks, manager, shots, args.limit)
-        if not group:                                                       # every metric, of every filter
-            columns = {f"{task} {key.removesuffix(',none')}": (task, key) for task, scores in results.items()
-                       for key in scores if "," in key and "_stderr," not in key}
+        columns = {column: (task, f"{metric},none") for column, (task, metric) in columns.items()} or {
+            f"{task} {key.removesuffix(',none')}": (task, key) for task, scores in results.items()
+            for key in scores if "," in key and "_stderr," not in key}      # every metric, of every filter of answers
         table, accuracies = {}, []
         for column, (task, key) in columns.items():
-            metric, _, kind = key.partition(",")                            # kind: of the filter of the answers
-            value, error = (results[task].get(f"{name},{kind or 'none'}") for name in (metric, f"{metric}_stderr"))
-            scale = 100 if metric in ("acc", "acc_norm", "contains", "exact_match") else 1
+            value, error = results[task][key], results[task].get(key.replace(",", "_stderr,"))
+            scale = 100 if key.split(",")[0] in PERCENT else 1
             table[column] = (scale * value, scale * error if isinstance(error, float) else None)
             accuracies += [scale * value] * (scale == 100)
-        if group:
+        if name in GROUPS:
             table["Avg."] = (sum(accuracies) / len(accuracies), None)
-        tables.append((f"{group or 'tasks'}{'' if shots is None else f', {shots}-shot'}", table))
-    return tables
+        found.append((name if shots is None else f"{name}, {shots}-shot", table))
+    return found
 
 
 def mqar_example(rng, n_pairs, eot, n_asked=1):

@@ -2,32 +2,40 @@
 import math
 
 import torch
+import torch.nn.functional as F
 
 
 @torch.no_grad()
 def evaluate(model, batches, token_bytes=None, autocast=None, reduce=None):
-    """Scores (idx, targets), each (B, T), from an iterable -> {"loss", "ppl", "bpb", "eval_tokens"}.
+    """Scores (idx, targets), each (B, T), from an iterable -> {"loss", "ppl", "bpb", "eval_tokens", "eval_bytes"}.
 
-    loss: nats per target (targets of -1 do not count); ppl: its exponential; bpb: all nats in bits over the bytes of
-    text that the targets stand for, by token_bytes (vocab_size,), or None. reduce(sums) adds up the sums of all ranks.
+    loss: nats per target (targets of -1 do not count); ppl: its exponential; bpb: bits per byte of text, by token_bytes
+    (vocab_size,), or None. Targets of no bytes (end-of-text) count for loss and ppl, but not for bpb: neither their
+    bits nor their bytes. eval_tokens, eval_bytes: what is counted. reduce(sums) adds up the sums of all ranks.
     """
     device, training = next(model.parameters()).device, model.training
     model.eval()
-    sums = torch.zeros(3, dtype=torch.float64, device=device)                       # nats, targets, bytes of text
+    widths = None if token_bytes is None else torch.as_tensor(token_bytes, device=device)
+    sums = torch.zeros(4, dtype=torch.float64, device=device)                   # nats, targets; of text: nats, bytes
     for idx, targets in batches:
-        scored = targets[targets >= 0]
-        text = 0 if token_bytes is None else int(token_bytes[scored].sum())
+        idx, targets = idx.to(device), targets.to(device)
         with autocast or torch.autocast(device.type, enabled=False):
-            loss = model(idx.to(device), targets.to(device))[1]
-        counts = torch.tensor((len(scored), text), dtype=torch.float64, device=device)
-        sums += torch.stack((loss.double() * len(scored), *counts))
+            logits, loss = model(idx, targets)
+        scored = targets >= 0
+        n_bytes = scored if widths is None else widths[targets] * scored        # (B, T)
+        bare = scored & (n_bytes == 0)
+        bare_nats = F.cross_entropy(logits[bare].double(), targets[bare], reduction="sum")
+        del logits                                                              # before the next are made
+        nats = loss.double() * scored.sum()
+        sums += torch.stack((nats, scored.sum(), nats - bare_nats, n_bytes.sum()))
     model.train(training)
     if reduce:
         reduce(sums)
-    nats, tokens, text = sums.tolist()
-    loss = nats / max(1, tokens)                                                    # none before a signal
-    bpb = nats / math.log(2) / text if text else None
-    return {"loss": loss, "ppl": math.exp(min(loss, 700)), "bpb": bpb, "eval_tokens": int(tokens)}
+    nats, tokens, text_nats, text = sums.tolist()
+    loss, counted = nats / max(1, tokens), text and widths is not None             # none before a signal
+    bpb = text_nats / math.log(2) / text if counted else None
+    return {"loss": loss, "ppl": math.exp(min(loss, 700)), "bpb": bpb, "eval_tokens": int(tokens),
+            "eval_bytes": int(text) if counted else None}
 
 
 def sample(model, tokenizer):

@@ -11,28 +11,23 @@ import torch
 
 pytest.importorskip("lm_eval")
 
-from analysis import double  # noqa: E402, F401  (float64: autouse)
+from analysis import double, random_model  # noqa: E402, F401  (float64: autouse)
 from lm_eval.api.instance import Instance  # noqa: E402
 
 import eval as eval_py  # noqa: E402
 import models  # noqa: E402
-import settings  # noqa: E402
 from forked import within  # noqa: E402
 from nanodepth import harness, runs  # noqa: E402
+from nanodepth.cli import UserError  # noqa: E402
 from small import wide  # noqa: E402
 from test_models import need  # noqa: E402
 
 PAIR = models.names()[0], models.names()[-1]
-SHAPE = dict(vocab_size=300, n_layer=3, n_head=4, n_kv_head=2, d_model=32, d_ff=64, max_len=48)
 
 
 def save_run(folder, name, tokenizer="byte", more={}, **options):
     """A run folder with a random model in which no parameter is at its initial value. more: of its config."""
-    torch.manual_seed(0)
-    model = models.build(name, **settings.fitting(name, SHAPE) | options)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(torch.randn_like(p) * (0.2 if p.ndim > 1 else 0.1))
+    model = random_model(name, **{"vocab_size": 300, **options})
     config = {"model": name, "model_config": vars(model.config),
               "options": {"preset": "tiny", "seq_len": 32, "dtype": "fp32"}, "tokenizer": tokenizer,
               "data": {"path": "gone", "fingerprint": ""}, **more}
@@ -42,11 +37,17 @@ def save_run(folder, name, tokenizer="byte", more={}, **options):
     return folder
 
 
-def instances(kind, *arguments):
-    return [Instance(request_type=kind, doc={}, arguments=pair, idx=i) for i, pair in enumerate(arguments)]
+def adapter(folder, name="gpt", *words, seq_len=None, **options):
+    return harness.HarnessLM(save_run(folder / "run", name, *words, **options), "cpu", seq_len=seq_len)
 
 
-def brute_force(model, context, continuation, seq_len):
+def ask(lm, kind, *arguments):
+    """What the adapter answers to requests of this kind, as lm_eval makes them."""
+    requests = [Instance(request_type=kind, doc={}, arguments=one, idx=i) for i, one in enumerate(arguments)]
+    return getattr(lm, kind)(requests, disable_tqdm=True)
+
+
+def brute_force(model, context, continuation, seq_len=48):
     """(log-likelihood, is greedy) of token lists, one token at a time, no batch, no cache."""
     total, greedy = 0.0, True
     both = (context + continuation)[-(seq_len + 1):]
@@ -65,77 +66,84 @@ PAIRS = [("Question: why?\nAnswer:", " because"), ("Question: why?\nAnswer:", "!
 @pytest.mark.parametrize("name", models.names())
 def test_loglikelihood(name, tmp_path, capsys):
     need(name, models.module(name), "Cache")
-    lm = harness.HarnessLM(save_run(tmp_path / "run", name), device="cpu")
-    model, pairs, wanted = runs.load(tmp_path / "run")[0], [*PAIRS, ("  ", "only spaces")], []
+    lm, pairs, wanted = adapter(tmp_path, name), [*PAIRS, ("  ", "only spaces")], []
     for context, continuation in pairs:
         bare = context.rstrip(" ")                                          # the space belongs to the continuation
         continuation = context[len(bare):] + continuation
-        wanted.append(brute_force(model, list(bare.encode()) or [256], list(continuation.encode()), 48))
-    for batch_tokens in (1, 100, 16384):
-        lm.batch_tokens = batch_tokens
-        found = lm.loglikelihood(instances("loglikelihood", *pairs), disable_tqdm=True)
+        wanted.append(brute_force(lm.model, list(bare.encode()) or [256], list(continuation.encode())))
+    for lm.batch_tokens in (1, 100, 16384):
+        found = ask(lm, "loglikelihood", *pairs)
         assert [greedy for _, greedy in found] == [greedy for _, greedy in wanted]
         assert np.abs(np.array(found)[:, 0] - np.array(wanted)[:, 0]).max() < 1e-9
         assert capsys.readouterr().err.startswith("2 of 10 prompts do not fit in 48 tokens")
 
 
 def test_greedy_is_seen(tmp_path):
-    lm = harness.HarnessLM(save_run(tmp_path / "run", "gpt", vocab_size=257), device="cpu")
-    idx = torch.tensor([list(b"abc")])
-    best = runs.load(tmp_path / "run")[0].generate(idx, 3, temperature=0)[0, 3:].tolist()
-    other = [*best[:2], (best[2] + 1) % 256]
-    requests = [(None, list(b"abc"), best), (None, list(b"abc"), other), (None, list(b"abc"), best[:1])]
+    lm = adapter(tmp_path, vocab_size=257)
+    best = lm.model.generate(torch.tensor([list(b"abc")]), 3, temperature=0)[0, 3:].tolist()
+    requests = [(None, list(b"abc"), answer) for answer in (best, [*best[:2], (best[2] + 1) % 256], best[:1])]
     assert [greedy for _, greedy in lm._loglikelihood_tokens(requests, disable_tqdm=True)] == [True, False, True]
 
 
 def test_padding_ids_are_not_scored(tmp_path):
     """A run whose ids end at 257, in a model of 320: probabilities are those among the first 257."""
-    run = save_run(tmp_path / "run", "gpt", more={"n_vocab": 257}, vocab_size=320)
-    lm, continuation = harness.HarnessLM(run, device="cpu"), [5, 7]
-    logits = runs.load(run)[0](torch.tensor([[*b"abc", 5]]))[0][0, 2:]
-    wanted = sum(x[:257].log_softmax(-1)[t].item() for x, t in zip(logits, continuation))
-    (found, _), = lm._loglikelihood_tokens([(None, list(b"abc"), continuation)], disable_tqdm=True)
-    assert found == pytest.approx(wanted) and found > sum(
-        x.log_softmax(-1)[t].item() for x, t in zip(logits, continuation)) + 1e-3
+    lm = adapter(tmp_path, more={"n_vocab": 257}, vocab_size=320)
+    logits = lm.model(torch.tensor([[*b"abc", 5]]))[0][0, 2:]
+    (found, _), = lm._loglikelihood_tokens([(None, list(b"abc"), [5, 7])], disable_tqdm=True)
+    assert found == pytest.approx(sum(x[:257].log_softmax(-1)[t].item() for x, t in zip(logits, (5, 7))))
 
 
 def test_a_shared_context_is_read_once(tmp_path):
-    lm, seen = harness.HarnessLM(save_run(tmp_path / "run", "gpt"), device="cpu"), []
+    lm, seen = adapter(tmp_path), []
     lm.model.register_forward_pre_hook(lambda module, inputs: seen.append(tuple(inputs[0].shape)))
-    lm.loglikelihood(instances("loglikelihood", *[("1234567890", f" {i}{i}") for i in range(4)], ("0987654321", " 5")),
-                     disable_tqdm=True)
+    ask(lm, "loglikelihood", *[("1234567890", f" {i}{i}") for i in range(4)], ("0987654321", " 5"))
     assert seen == [(2, 10), (5, 2)]        # the two contexts, then the five continuations without their last tokens
 
 
 def test_tokens_at_the_boundary(tmp_path):
     """No token spans both: the continuation is what follows the context's tokens in the whole text's."""
-    folder = save_run(tmp_path / "run", "gpt", tokenizer="tokenizer.tiktoken")
     merges = [bytes([i]) for i in range(256)] + [b"th", b" th", b" the", b"re"]
+    folder = save_run(tmp_path / "run", "gpt", "tokenizer.tiktoken")
     (folder / "tokenizer.tiktoken").write_bytes(b"".join(base64.b64encode(m) + b" %d\n" % i
                                                          for i, m in enumerate(merges)))
-    lm, model = harness.HarnessLM(folder, device="cpu"), runs.load(folder)[0]
+    lm = harness.HarnessLM(folder, "cpu")
     assert lm.tok_encode("a there") == [97, 258, 259]
     for context, continuation, split in (("a ", "there", ([97], [258, 259])), ("a", " there", ([97], [258, 259])),
                                          ("a the", "re", ([97, 258], [259]))):
-        found = lm.loglikelihood(instances("loglikelihood", (context, continuation)), disable_tqdm=True)[0]
-        assert found[0] == pytest.approx(brute_force(model, *split, 48)[0])
+        assert ask(lm, "loglikelihood", (context, continuation))[0][0] == pytest.approx(
+            brute_force(lm.model, *split)[0])
+
+
+def test_odd_texts(tmp_path):
+    """Half a surrogate pair is U+FFFD to every tokenizer. One of a tokenizer.json may give spaces no token: as a prompt
+    they are the beginning of a text, as an answer they cannot be scored."""
+    tokenizers = pytest.importorskip("tokenizers")
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    own = tokenizers.Tokenizer(tokenizers.models.BPE({c: i for i, c in enumerate([*letters, "</s>"])}, []))
+    own.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    own.decoder, own.normalizer = tokenizers.decoders.ByteLevel(), tokenizers.normalizers.Strip()
+    own.save(str(save_run(tmp_path / "own", "gpt", "tokenizer.json") / "tokenizer.json"))
+    lm = harness.HarnessLM(tmp_path / "own", "cpu")
+    for one in (lm, adapter(tmp_path)):
+        assert one.text(one.tok_encode("a\udcff\ud83d\ude00 b\ud800")) == "a\ufffd\U0001f600 b\ufffd"
+    assert ask(lm, "loglikelihood", ("  ", "a")) == ask(lm, "loglikelihood", ("", "a"))
+    assert ask(lm, "loglikelihood_rolling", ("  ",)) == [0.0]
+    for context, said in (("", "' ' has no tokens"), ("a", "a continuation of 0 tokens")):
+        with pytest.raises(UserError, match=said):
+            ask(lm, "loglikelihood", (context, " "))
 
 
 def test_rolling(tmp_path):
     """Every token is scored once: the first window after end-of-text, the others with as much context as fits."""
-    lm = harness.HarnessLM(save_run(tmp_path / "run", PAIR[1]), device="cpu", seq_len=16)
-    model = runs.load(tmp_path / "run")[0]
+    lm, wanted = adapter(tmp_path, PAIR[1], seq_len=16), []
     texts = ["short", "", "exactly 16 bytes", "a longer text, of three windows and a bit"]
-    wanted = []
     for text in texts:
         tokens, total = [256, *text.encode()], 0.0
         for start in range(1, len(tokens), 16):
             end = min(start + 16, len(tokens))
-            total += brute_force(model, tokens[max(0, end - 17):start], tokens[start:end], 16)[0]
+            total += brute_force(lm.model, tokens[max(0, end - 17):start], tokens[start:end], 16)[0]
         wanted.append(total)
-    found = lm.loglikelihood_rolling(instances("loglikelihood_rolling", *[(text,) for text in texts]),
-                                     disable_tqdm=True)
-    assert found == pytest.approx(wanted)
+    assert ask(lm, "loglikelihood_rolling", *[(text,) for text in texts]) == pytest.approx(wanted)
 
 
 def greedy(lm, text, n, room):
@@ -151,8 +159,7 @@ def greedy(lm, text, n, room):
 def test_generate_until(name, tmp_path, capsys):
     """With generation_kwargs by all names that lm_eval has for them."""
     need(name, models.module(name), "Cache")
-    lm = harness.HarnessLM(save_run(tmp_path / "run", name, vocab_size=257), device="cpu")
-    contexts = ["once upon", "a time..", LONG, "", "once upon"]
+    lm, contexts = adapter(tmp_path, name, vocab_size=257), ["once upon", "a time..", LONG, "", "once upon"]
     whole = [greedy(lm, context, 8, 40) for context in contexts]
     stop = whole[0][len(whole[0]) // 2:][:2]
     options = [{"max_gen_toks": 8, "until": []}, {"max_new_tokens": 8, "until": "\n\n\n", "num_beams": 1},
@@ -160,15 +167,14 @@ def test_generate_until(name, tmp_path, capsys):
                {"max_completion_tokens": 8, "until": ["", "\n\n\n"], "temperature": 0.0},
                {"max_gen_toks": 8, "max_tokens": 3, "until": [stop, "never"]}]
     whole[4] = whole[4][:whole[4].index(stop)]
-    assert lm.generate_until(instances("generate_until", *zip(contexts, options)), disable_tqdm=True) == whole
+    assert ask(lm, "generate_until", *zip(contexts, options)) == whole
     assert capsys.readouterr().err.startswith("1 of 5 prompts do not fit in 48 tokens")
 
 
 def test_half_of_the_window_is_the_prompts(tmp_path, capsys):
     """However many tokens a task asks for; a short prompt leaves more than half."""
-    lm = harness.HarnessLM(save_run(tmp_path / "run", "gpt", vocab_size=256), device="cpu")     # has no end-of-text
-    requests = instances("generate_until", (LONG, {}), ("x" * 30, {}), ("short", {}))
-    assert lm.generate_until(requests, disable_tqdm=True) == [
+    lm = adapter(tmp_path, vocab_size=256)                                  # has no end-of-text
+    assert ask(lm, "generate_until", (LONG, {}), ("x" * 30, {}), ("short", {})) == [
         greedy(lm, LONG, 24, 24), greedy(lm, "x" * 30, 24, 24), greedy(lm, "short", 43, 5)]
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("3 of 3 continuations get fewer than the 256 tokens")
@@ -176,18 +182,15 @@ def test_half_of_the_window_is_the_prompts(tmp_path, capsys):
 
 
 def test_what_cannot_be_done(tmp_path, monkeypatch):
-    lm = harness.HarnessLM(save_run(tmp_path / "run", "gpt"), device="cpu")
-    for options, said in (({"do_sample": True}, "sampling"), ({"temperature": 0.5}, "sampling"),
-                          ({"num_beams": 4}, "asks for num_beams 4: only greedy")):
-        with pytest.raises(ValueError, match=said):
-            lm.generate_until(instances("generate_until", ("a", options)), disable_tqdm=True)
-    with pytest.raises(ValueError, match="49 tokens: 1 to 48"):
-        lm.loglikelihood(instances("loglikelihood", ("a", "b" * 49)), disable_tqdm=True)
-    with pytest.raises(ValueError, match="longer than max_len 48"):
-        harness.HarnessLM(tmp_path / "run", seq_len=49)
+    lm = adapter(tmp_path)
     monkeypatch.setattr(harness, "lm_eval", None)
-    for call in (lambda: harness.HarnessLM(tmp_path / "run"), lambda: harness.task_names(["exo"], None)):
-        with pytest.raises(ValueError, match="pip install lm_eval"):
+    for call, said in ((lambda: ask(lm, "generate_until", ("a", {"do_sample": True})), "sampling"),
+                       (lambda: ask(lm, "generate_until", ("a", {"temperature": 0.5})), "sampling"),
+                       (lambda: ask(lm, "generate_until", ("a", {"num_beams": 4})), "asks for num_beams 4: only"),
+                       (lambda: ask(lm, "loglikelihood", ("a", "b" * 49)), "49 tokens: 1 to 48"),
+                       (lambda: harness.HarnessLM(tmp_path / "run", seq_len=49), "longer than max_len 48"),
+                       (lambda: harness.find_tasks(["exo"], None), "pip install lm_eval")):
+        with pytest.raises(UserError, match=said):
             call()
 
 
@@ -219,14 +222,14 @@ def test_the_harness_own_adapter_agrees(begin, place, tmp_path):
     for saved in (llama, tokenizer):
         saved.save_pretrained(tmp_path / "llama")
     convert.convert("llama", tmp_path / "llama", tmp_path / "run")
-    ours = harness.HarnessLM(tmp_path / "run", device="cpu")
+    ours = harness.HarnessLM(tmp_path / "run", "cpu")
     theirs = HFLM(pretrained=llama, tokenizer=tokenizer, batch_size=3, max_length=48, device="cpu", dtype="float32")
     texts = [(context + continuation,) for context, continuation in PAIRS]
     kinds = {"loglikelihood": PAIRS, "loglikelihood_rolling": texts,
              "generate_until": [(context or "a", {"until": ["a", "\n\n"], "max_gen_toks": 8, "do_sample": False})
                                 for context, _ in PAIRS]}
     for kind, arguments in kinds.items():
-        found, wanted = (getattr(lm, kind)(instances(kind, *arguments), disable_tqdm=True) for lm in (ours, theirs))
+        found, wanted = (ask(lm, kind, *arguments) for lm in (ours, theirs))
         if kind == "generate_until":
             assert found == wanted
         else:
@@ -286,7 +289,7 @@ def test_tables(place, monkeypatch, capsys):
         model, right, normed = runs.load(place / name)[0], [], []
         for item in ITEMS:
             context = list(f"Q: {item['question']}\nA:".encode())
-            scores = [brute_force(model, context, list(f" {choice}".encode()), 48)[0] for choice in item["choices"]]
+            scores = [brute_force(model, context, list(f" {choice}".encode()))[0] for choice in item["choices"]]
             right.append(np.argmax(scores) == item["label"])
             normed.append(np.argmax([s / len(c) for s, c in zip(scores, item["choices"])]) == item["label"])
         exo, small = row["tables"]["exo, 0-shot"], row["tables"]["tasks, 0-shot"]
@@ -298,17 +301,14 @@ def test_tables(place, monkeypatch, capsys):
         assert row["step"] == 7 and set(row["tables"]["mqar"]) == {"MQAR 4", "MQAR 8"}
 
 
-FILTERS = """filter_list:
-  - {name: first, filter: [{function: take_first}]}
-  - {name: again, filter: [{function: take_first}]}
-tag: mine
-"""
-
-
 def test_named_filters_and_tags(place, monkeypatch):
     """Each metric of each filter has a column; a tag stands for its tasks."""
     (place / "filtered").mkdir()
-    (place / "filtered" / "two.yaml").write_text(task("two", place / "items.jsonl") + FILTERS)
+    (place / "filtered" / "two.yaml").write_text(task("two", place / "items.jsonl") + """tag: mine
+filter_list:
+  - {name: first, filter: [{function: take_first}]}
+  - {name: again, filter: [{function: take_first}]}
+""")
     monkeypatch.chdir(place)
     assert eval_py.main([PAIR[0], *"--tasks mine --task_dir filtered --json filtered.json --device cpu".split()]) == 0
     (table,) = json.loads((place / "filtered.json").read_text())[0]["tables"].values()
@@ -317,16 +317,14 @@ def test_named_filters_and_tags(place, monkeypatch):
 
 
 def test_examples_before_the_question(place, monkeypatch):
-    from lm_eval.tasks import TaskManager
-    lm, seen = harness.HarnessLM(place / PAIR[0], device="cpu"), []
+    lm, seen = harness.HarnessLM(place / PAIR[0], "cpu"), []
 
     def loglikelihoods(requests, **options):
         seen.extend(bytes(request[1]) for request in requests)
         return [(0.0, False)] * len(requests)
 
     monkeypatch.setattr(lm, "_loglikelihood_tokens", loglikelihoods)
-    manager = TaskManager(include_path=str(place / "tasks"), include_defaults=False)
-    harness.run_tasks(lm, ["small"], manager, 2, None)
+    harness.run_tasks(lm, ["small"], harness.find_tasks(["small"], place / "tasks")[0], 2, None)
     assert seen and all(text.count(b"Q: ") == 3 for text in seen)
 
 
@@ -337,9 +335,9 @@ def test_examples_before_the_question(place, monkeypatch):
     ("gpt --tasks small --task_dir nowhere", "--task_dir nowhere is not a folder"),
     ("gpt --tasks= --task_dir tasks", "no task ''"),
     ("gpt none --tasks mqar", "none/ckpt.pt does not exist"),
-    ("gpt --tasks mqar --limit 3", "are not for mqar"),
+    ("gpt --tasks mqar --limit 3", "--limit cannot be used with --tasks mqar"),
     ("gpt --json no/such/folder/x.json", "no/such/folder/x.json cannot be written"),
-    ("gpt --tasks small --task_dir tasks --data x", "--data and --tokens are for the validation split"),
+    ("gpt --tasks small --tokens 3 --data x", "--data and --tokens cannot be used with --tasks small"),
     ("gpt --tasks small --task_dir tasks --limit 0", "--limit must be at least 1"),
     ("gpt --tasks small --num_fewshot -1", "--num_fewshot must be at least 0"),
     ("gpt --tasks small --task_dir tasks --seq_len 49", "longer than max_len 48"),
@@ -348,8 +346,7 @@ def test_examples_before_the_question(place, monkeypatch):
 def test_mistakes(place, words, message, monkeypatch, capsys):
     (place / "broken").mkdir(exist_ok=True)
     (place / "broken" / "gone.yaml").write_text(task("gone", "gone.jsonl"))
-    worse = task("worse", place / "items.jsonl").replace("multiple_choice", "unheard_of")
-    (place / "broken" / "worse.yaml").write_text(worse)
+    (place / "broken" / "worse.yaml").write_text(task("worse", "x").replace("multiple_choice", "unheard_of"))
     monkeypatch.chdir(place)
     code = within("eval.py", eval_py.main, *words.split(), "--device", "cpu")
     last = capsys.readouterr().err.strip().split("\n")[-1]
@@ -368,11 +365,12 @@ def test_recall_reads_2048_tokens(tmp_path, monkeypatch):
 
     def results(lm, names, *words):
         seen.append(lm.seq_len)
-        return {name: {"acc,none": 0.5, "acc_norm,none": 0.5, "contains,none": 0.5} for name in names}
+        return dict.fromkeys(names, {"acc,none": 0.5, "acc_norm,none": 0.5, "contains,none": 0.5})
     monkeypatch.setattr(harness, "run_tasks", results)
+    groups = {name: [task for task, _ in harness.GROUPS[name][1].values()] for name in ("recall", "exo")}
     for seq_len in (None, 2500):
         args = argparse.Namespace(device="cpu", batch_tokens=100, seq_len=seq_len, num_fewshot=None, limit=None)
-        tables = harness.benchmarks(run, args, ["recall", "exo"], ["small"], None)
+        tables = harness.benchmarks(run, args, None, {**groups, "tasks": ["small"]})
         assert [title for title, _ in tables] == ["recall, 0-shot", "exo, 5-shot", "tasks"]
         assert tables[0][1]["Avg."] == (50, None)
     assert seen == [2048, 3000, 3000, 2500, 2500, 2500]

@@ -54,7 +54,7 @@ OTHERS = [   # (script, words, what the line must say)
     ("eval.py", ["nowhere"], "ckpt.pt does not exist"), ("sample.py", ["a prompt " * 99], "ckpt.pt does not exist"),
     ("eval.py", ["RUN", "--data", "nowhere"], "no such data folder"),
     ("eval.py", ["RUN", "--seq_len", "65"], "max_len 64"),
-    ("eval.py", ["RUN", "--limit", "5"], "are for --tasks"),
+    ("eval.py", ["RUN", "--limit", "5"], "cannot be used without --tasks"),
     ("eval.py", ["RUN", "--batch_size", "5"], "did you mean --batch_tokens?"),
     ("eval.py", ["RUN", "--data", "OTHER TOKENS"], "was trained on (byte): prepare the text with --tokenizer byte"),
     ("sample.py", ["RUN", "--temperature", "-1"], "--temperature"),

@@ -13,8 +13,9 @@ from nanodepth.cli import UserError
 from small import command
 
 
-def settings(**given):
-    return SimpleNamespace(**{"temperature": 0.8, "top_k": None, "top_p": None, **given})
+def choose(scores, generator=None, **given):
+    args = SimpleNamespace(**{"temperature": 0.8, "top_k": None, "top_p": None, **given})
+    return sample.choose(scores, args, generator).item()
 
 
 def generated(run, prompt, n, seed, **choice):
@@ -44,11 +45,11 @@ def test_top_p_keeps_the_likeliest():
             kept.add(i)
         mass += p[i].item()
     generator = torch.Generator().manual_seed(1)
-    drawn = [sample.choose(scores, settings(top_p=0.7), generator).item() for _ in range(3000)]
+    drawn = [choose(scores, generator, top_p=0.7) for _ in range(3000)]
     assert set(drawn) == kept and 1 < len(kept) < 10
     share = drawn.count(int(p.argmax())) / len(drawn)
     assert share == pytest.approx(p.max().item() / sum(p[i].item() for i in kept), abs=0.03)
-    assert sample.choose(scores, settings(top_p=1e-6), generator).item() == p.argmax()
+    assert choose(scores, generator, top_p=1e-6) == choose(scores, temperature=1e-40) == p.argmax()
 
 
 def test_prompts_are_utf_8_bytes_as_they_are(whole, tmp_path):
@@ -92,9 +93,9 @@ def test_a_text_ends_where_the_model_ends_it(ends, whole, monkeypatch, capsys):
 
 
 def test_weights_that_are_not_finite(whole, monkeypatch):
-    model, tokenizer, config = nanodepth.load(whole)
-    model.final_norm.weight.data.fill_(float("nan"))
-    monkeypatch.setattr(nanodepth, "load", lambda *args: (model, tokenizer, config))
+    loaded = nanodepth.load(whole)
+    loaded[0].final_norm.weight.data.fill_(float("nan"))
+    monkeypatch.setattr(nanodepth, "load", lambda *args: loaded)
     with pytest.raises(UserError, match="its weights are not finite"):
         sample.main([str(whole), "--max_new_tokens", "20"])
 
@@ -105,13 +106,10 @@ def test_a_reader_that_leaves(whole):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_temperature_as_good_as_zero():
-    scores = torch.tensor([[1.0, 3.0, 2.0]])
-    assert sample.choose(scores, settings(temperature=1e-40), None).tolist() == [[1]]
-
-
 @pytest.mark.parametrize("words, said", [
     (["--top_p", 0], "--top_p must lie above 0"), (["--top_p", 1.5], "--top_p must lie above 0"),
+    (["--temperature", "nan"], "--temperature must be at least 0 and finite, not nan"),
+    (["--n", 2 ** 63], "--n must be at least 1 and finite"), (["--top_k", 0], "--top_k must be at least 1"),
     (["--file", "nowhere", "--max_new_tokens", 9], "nowhere: No such file"),
     (["--file", "nowhere", "--prompt", "a"], "two prompts"),
     (["--num_samples", 3], "did you mean --n?"), (["--start", "a"], "did you mean --prompt?")])

@@ -99,12 +99,27 @@ def test_ranks_share_the_validation(data):
     assert len(scored(0, 1)) == 25 and sorted(scored(0, 2) + scored(1, 2)) == scored(0, 1)
 
 
-def test_bits_per_byte_are_over_bytes():
-    """At the start the head is 0: every target costs log 5 nats; ids 0, 1 and 4 stand for 3, 2 and 0 bytes."""
-    model = models.build("gpt", vocab_size=5, n_layer=1, n_head=1, d_model=16).double()
-    idx, targets = torch.zeros(1, 4, dtype=torch.long), torch.tensor([[0, 1, 4, -1]])
-    found = scoring.evaluate(model, [(idx, targets)], np.array([3, 2, 1, 1, 0]))
-    assert found["bpb"] == pytest.approx(3 * math.log2(5) / 5) and found["eval_tokens"] == 3
+def test_bits_per_byte_are_of_the_text():
+    """By a loop over the targets. Those of no bytes (id 4) count for loss and ppl alone, padding (-1) for nothing."""
+    torch.manual_seed(0)
+    model = models.build("gpt", vocab_size=8, n_layer=1, n_head=1, d_model=16, z_loss=1.0, zero_init=False).double()
+    with torch.no_grad():
+        model.head.weight.normal_()
+    batches = [(torch.randint(5, (2, 4)), torch.tensor(rows)) for rows in (
+        [[0, 1, 4, -1], [4, 2, 2, 1]], [[3, 3, 1, 0], [-1, -1, -1, -1]])]
+    nats, of_text, n_bytes, widths = [], [], 0, [3, 2, 1, 1, 0, 5]
+    for idx, targets in batches:
+        for row, wanted in zip(model(idx)[0].log_softmax(-1), targets):
+            for scores, t in zip(row, wanted[wanted >= 0]):
+                nats.append(-scores[t].item())
+                of_text.append(nats[-1] * (widths[t] > 0))
+                n_bytes += widths[t]
+    found = scoring.evaluate(model, batches, np.array(widths))
+    assert found["loss"] == pytest.approx(np.mean(nats)) and found["ppl"] == pytest.approx(math.exp(np.mean(nats)))
+    assert found["bpb"] == pytest.approx(sum(of_text) / math.log(2) / n_bytes)
+    assert found["eval_tokens"] == len(nats) == 11 and found["eval_bytes"] == n_bytes and model.training
+    unknown = scoring.evaluate(model, batches)
+    assert unknown == {**found, "bpb": None, "eval_bytes": None}
 
 
 @pytest.mark.parametrize("chip, dtype", [({"avx512_bf16": True}, "bf16"), ({"amx_bf16": True}, "bf16"),
