@@ -257,9 +257,9 @@ def run_data(run, config, name=None) -> Data:
     trained = config["data"]
     if not name and not trained["path"]:
         raise UserError(f"{run} was not trained here: name the data with --data")
-    folder = trained.get("absolute") or ""
-    if name or not os.path.isdir(folder):
-        folder = find_folder(name or trained["path"], *Path(run).resolve().parents)
+    folder = find_folder(name or trained["path"], *Path(run).resolve().parents)
+    if not name and not folder.is_dir():                                    # the run is elsewhere now
+        folder = trained.get("absolute", folder)
     data = Data(folder, checked=("val",))
     if not name and data.fingerprint != trained["fingerprint"]:
         raise UserError(f"{trained['path']} is not what {run} was trained on any more: name the data with --data")
