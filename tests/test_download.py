@@ -93,9 +93,7 @@ def test_download_interrupted_and_resumed(tmp_path, server, ranges):
 
 
 @pytest.mark.parametrize("raw, words", [
-    (None, "404"), (b"<html>no</html>", "not a token shard"), (shard_bytes([1, 2], magic=7) * 2, "start with 7, 1, 2"),
-    (shard_bytes([1, 2, 3], count=2), "header says 2 tokens, file holds 3"),
-])
+    (None, "404"), (b"<html>no</html>", "not a token shard"), (shard_bytes([1, 2, 3], count=2), "not a token shard")])
 def test_download_errors(tmp_path, server, monkeypatch, capsys, raw, words):
     name, val = "finewebedu_train_000001.bin", "finewebedu_val_000000.bin"
     server.files = server.files | {name: raw} if raw else {val: server.files[val]}
