@@ -92,7 +92,7 @@ def prepare_stdlib(out="data/stdlib") -> dict:
             texts = stdlib_texts()
             source = f"Python {platform.python_version()} standard library, {len(texts)} files"
             fill_folder(tmp, texts, "byte", source, 0.05)
-    except UserError:
+    except (UserError, OSError):
         if not Path(os.path.expanduser(out), "meta.json").exists():
             raise
         print(f"{out} is there already")                                # or another process has just made it

@@ -59,10 +59,9 @@ def describe(out, source):
 def complete(path):
     """Whether a whole shard is there."""
     try:
-        read_shard(path)
-    except UserError:
+        return read_shard(path) is not None
+    except (UserError, FileNotFoundError):
         return False
-    return True
 
 
 def fetch_shard(url, part):

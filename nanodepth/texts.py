@@ -10,7 +10,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from nanodepth.cli import UserError, one_line
-from nanodepth.tokenizers import EOT, package
+from nanodepth.tokenizers import EOT
 
 POINTER = b"version https://git-lfs.github.com/spec/"                   # how a Git LFS pointer begins
 
@@ -39,10 +39,10 @@ def text_files(paths):
 def files_below(folder):
     """The files of KINDS in a folder and below it, without hidden ones. Links to folders are followed, once each.
 
-    UserError if there are none, or a folder cannot be read.
+    UserError if there are none, OSError if a folder cannot be read.
     """
     def stop(error):
-        raise UserError(f"{error.filename}: {error.strerror}")
+        raise error
 
     found, seen = [], set()
     for place, below, names in os.walk(folder, onerror=stop, followlinks=True):
@@ -74,19 +74,16 @@ def documents(files, field="text", label="reading"):
     with tqdm(total=total, unit="B", unit_scale=True, desc=label, disable=None, leave=False) as bar:
         for file in files:
             begin = bar.n
-            try:
-                with open(file, "rb") as disk:
-                    if disk.read(len(POINTER)) == POINTER:
-                        raise UserError(f"{file}: a Git LFS pointer and not the file itself: run git lfs pull")
-                    disk.seek(0)
-                    for text in KINDS[kind_of(file)](disk, field):
-                        bar.update(begin + disk.tell() - bar.n)
-                        if text:
-                            yield text
-                        else:
-                            n_empty += 1
-            except OSError as e:
-                raise UserError(f"{file}: {e.strerror or e}") from None
+            with open(file, "rb") as disk:
+                if disk.read(len(POINTER)) == POINTER:
+                    raise UserError(f"{file}: a Git LFS pointer and not the file itself: run git lfs pull")
+                disk.seek(0)
+                for text in KINDS[kind_of(file)](disk, field):
+                    bar.update(begin + disk.tell() - bar.n)
+                    if text:
+                        yield text
+                    else:
+                        n_empty += 1
     if n_empty:
         print(f"{label}: {n_empty:,} rows without text left out")
 
@@ -161,9 +158,9 @@ def jsonl_documents(disk, field):
 
 def parquet_documents(disk, field):
     """Documents of a .parquet file: a row each."""
-    pyarrow, parquet = package("pyarrow", disk.name), package("pyarrow.parquet", disk.name)
+    import pyarrow.parquet
     try:
-        table = parquet.ParquetFile(disk, pre_buffer=False, buffer_size=2**20)          # no whole row groups in memory
+        table = pyarrow.parquet.ParquetFile(disk, pre_buffer=False, buffer_size=2**20)          # no whole row groups in memory
         for rows in table.iter_batches(256, columns=[field]):
             try:
                 yield from [text_in(row, field) for row in rows.to_pylist()]
@@ -174,9 +171,12 @@ def parquet_documents(disk, field):
         raise UserError(f"{disk.name}: broken or truncated ({one_line(e)})") from None
 
 
-PACKINGS = {                                                            # a decompressor of one frame each
-    ".gz": lambda: zlib.decompressobj(31), ".xz": lzma.LZMADecompressor,
-    ".zst": lambda: package("zstandard", "a .zst file").ZstdDecompressor(max_window_size=2**31).decompressobj()}
+def zst_frame():
+    import zstandard
+    return zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()
+
+
+PACKINGS = {".gz": lambda: zlib.decompressobj(31), ".xz": lzma.LZMADecompressor, ".zst": zst_frame}     # for one frame
 KINDS = {kind + packing: read for packing in ("", *PACKINGS)
          for kind, read in ((".txt", text_documents), (".md", text_documents), (".jsonl", jsonl_documents))}
 KINDS[".parquet"] = parquet_documents

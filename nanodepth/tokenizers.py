@@ -1,6 +1,5 @@
 """Tokenizers: GPT-2's, bytes, a file of merge ranks, a run's own."""
 import base64
-import importlib
 import os
 import re
 from itertools import chain, pairwise
@@ -17,14 +16,6 @@ EOT = "<|endoftext|>"
 SPLIT_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 # A run of white space before a word. tiktoken's regex fails at a million. Rust's \s is Python's without \x1c-\x1f.
 SPACES = re.compile(r"(?<![^\S\x1c-\x1f])[^\S\x1c-\x1f]{500000,}(?=[\S\x1c-\x1f])")
-
-
-def package(name, what):
-    """An optional package's module. UserError saying what needs it."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise UserError(f"{what} needs the package {name}: pip install {name}") from None
 
 
 def pieces(text):
@@ -93,7 +84,7 @@ class JsonTokenizer:
     """A tokenizer.json of Hugging Face with the four members of a tiktoken.Encoding that we use."""
 
     def __init__(self, path):
-        tokenizers = package("tokenizers", path)
+        import tokenizers                                               # the package, and not this file
         try:
             self.inner = tokenizers.Tokenizer.from_file(str(path))
         except Exception as e:                                          # it raises bare Exceptions
@@ -125,12 +116,13 @@ def token_bytes(tokenizer) -> np.ndarray:
 def train_bpe(texts, n_vocab: int, path):
     """Learns n_vocab - 1 merge ranks (end-of-text is the last id) from an iterable of str and writes them to `path`.
 
-    Raises UserError without the optional package rustbpe, for n_vocab outside 257 ... 65,536, and for too little text.
+    Needs the package rustbpe. UserError for n_vocab outside 257 ... 65,536, and for too little text.
     """
     if not 257 <= n_vocab <= MAX_VOCAB:
         raise UserError(f"a vocabulary of {n_vocab} is not possible: 256 bytes and end-of-text make 257, uint16 ends "
                         f"at {MAX_VOCAB}")
-    learner = package("rustbpe", "learning a vocabulary").Tokenizer()
+    import rustbpe
+    learner = rustbpe.Tokenizer()
     learner.train_from_iterator((piece for text in texts for piece in pieces(text)), n_vocab - 1, pattern=SPLIT_PATTERN)
     ranks = sorted(learner.get_mergeable_ranks(), key=lambda pair: pair[1])
     if len(ranks) < n_vocab - 1:

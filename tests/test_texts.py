@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from folders import DOCS, EOT, write_parquet, zst
+from folders import DOCS, EOT, main, write_parquet, zst
 from nanodepth.cli import UserError
 from nanodepth.texts import documents, text_files
 
@@ -136,7 +136,8 @@ def test_parquet_is_read_in_pieces(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name, package", [("a.parquet", "pyarrow"), ("a.txt.zst", "zstandard")])
-def test_packages_that_are_missing(tmp_path, monkeypatch, name, package):
+def test_packages_that_are_missing(tmp_path, monkeypatch, capsys, name, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UserError, match=f" needs the package {package}: pip install {package}$"):
-        docs_of(tmp_path / name, b"x")
+    (tmp_path / name).write_bytes(b"x")
+    assert main(monkeypatch, capsys, tmp_path, "text", name, "--out", "x", "--tokenizer", "byte") == (
+        2, "", f"data_prep.py: error: this needs a package that is missing: pip install {package}\n")
