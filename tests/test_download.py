@@ -86,10 +86,12 @@ def test_download_interrupted_and_resumed(tmp_path, server, ranges):
 @pytest.mark.parametrize("raw, words", [
     (None, "404"), (b"<html>no</html>", "not a token shard"), (shard_bytes([1, 2, 3], count=2), "not a token shard")])
 def test_download_errors(tmp_path, server, monkeypatch, capsys, raw, words):
-    name = "finewebedu_train_000001.bin"
+    name = "finewebedu_train_000002.bin"
     good = server.files.pop(name)
     server.files |= {name: raw} if raw else {}
-    code, _, err = main(monkeypatch, capsys, tmp_path, "fineweb-edu", "--shards", 1, "--url", server.url, "--out", "fw")
+    code, _, err = main(monkeypatch, capsys, tmp_path, "fineweb-edu", "--shards", 2, "--url", server.url, "--out", "fw")
     assert code == 2 and words in err and name in err and err.count("\n") == 1, err
+    with pytest.raises(UserError, match="unfinished download"):
+        Data(tmp_path / "fw")
     server.files[name] = good                                           # corrected: the same command works
-    assert len(data_prep.download_fineweb_edu(tmp_path / "fw", 1, server.url)["shards"]) == 2
+    assert len(data_prep.download_fineweb_edu(tmp_path / "fw", 2, server.url)["shards"]) == 3
