@@ -160,7 +160,7 @@ def parquet_documents(disk, field):
     """Documents of a .parquet file: a row each."""
     import pyarrow.parquet
     try:
-        table = pyarrow.parquet.ParquetFile(disk, pre_buffer=False, buffer_size=2**20)          # no whole row groups in memory
+        table = pyarrow.parquet.ParquetFile(disk, pre_buffer=False, buffer_size=2**20)      # no whole row groups
         for rows in table.iter_batches(256, columns=[field]):
             try:
                 yield from [text_in(row, field) for row in rows.to_pylist()]
