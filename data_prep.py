@@ -30,7 +30,6 @@ from nanodepth.texts import KNOWN, documents, text_files
 from nanodepth.tokenizers import load_tokenizer, token_bytes, train_bpe
 
 SHARD_TOKENS = 100_000_000
-VAL_BYTES = 400_000                     # of text that is to be for validation: about 100,000 GPT-2 tokens
 
 # ----------------------------------------------------------------------------------------------------- filling a folder
 
@@ -38,7 +37,7 @@ VAL_BYTES = 400_000                     # of text that is to be for validation: 
 def new_folder(out):
     """`with new_folder(out) as tmp`: what is made in tmp is at `out` when all is done. UserError if `out` is taken."""
     out = Path(os.path.realpath(os.path.expanduser(out)))
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out}: exists already: delete it or make another folder with --out")
     return folder_atomically(out)
 
@@ -46,22 +45,6 @@ def new_folder(out):
 def in_val(key, frac):
     """Whether the document `key` falls to validation: a fixed pseudo-random choice of the fraction `frac`."""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") < frac * 2**64
-
-
-def default_val_frac(files):
-    """1%, or of files of less than 40 MB (as they are on the disk) as much as makes VAL_BYTES, at most 10%."""
-    return min(max(VAL_BYTES / max(sum(map(os.path.getsize, files)), 1), 0.01), 0.1)
-
-
-def encode(texts, encoding):
-    """(split, text) -> (split, end-of-text and the tokens of text), in order, on all cores."""
-    def tokens_of(text):
-        return np.array([encoding.eot_token, *encoding.encode_ordinary(text)], np.uint16)
-
-    texts = iter(texts)
-    with ThreadPoolExecutor() as pool:                                  # tiktoken works without the GIL
-        while some := list(islice(texts, 100)):
-            yield from zip([split for split, _ in some], pool.map(tokens_of, [text for _, text in some]))
 
 
 def fill_folder(folder, texts, tokenizer, source, val_frac, shard_tokens=SHARD_TOKENS):
@@ -72,8 +55,16 @@ def fill_folder(folder, texts, tokenizer, source, val_frac, shard_tokens=SHARD_T
     encoding = load_tokenizer(tokenizer)
     widths = token_bytes(encoding)
     writers = {split: Writer(folder, split, shard_tokens, widths) for split in ("train", "val")}
-    for split, tokens in encode(texts, encoding):
-        writers[split].add(tokens)
+
+    def encoded(pair):
+        split, text = pair
+        return split, np.array([encoding.eot_token, *encoding.encode_ordinary(text)], np.uint16)
+
+    texts = iter(texts)
+    with ThreadPoolExecutor() as pool:                                  # tiktoken works without the GIL
+        while some := list(islice(texts, 100)):
+            for split, tokens in pool.map(encoded, some):
+                writers[split].add(tokens)
     train, val = writers["train"], writers["val"]
     if val_frac and not val.tokens:
         n = min(max(round(val_frac * train.tokens), 1), train.fill // 2)
@@ -91,25 +82,21 @@ def fill_folder(folder, texts, tokenizer, source, val_frac, shard_tokens=SHARD_T
 # ---------------------------------------------------------------------------------------------------- the kinds of data
 
 
-def prepare_stdlib(out="data/stdlib", tokenizer="byte") -> dict:
-    """The .py sources of the running Python's standard library, without tests, as a data folder; returns its meta.json.
+def prepare_stdlib(out="data/stdlib") -> dict:
+    """The .py sources of the running Python's standard library, without tests, as "byte" ids; returns their meta.json.
 
     A folder that is there already is used as it is.
     """
-    made = Path(os.path.expanduser(out), "meta.json")
     try:
         with new_folder(out) as tmp:
             texts = stdlib_texts()
             source = f"Python {platform.python_version()} standard library, {len(texts)} files"
-            fill_folder(tmp, texts, tokenizer, source, 0.05)
-    except UserError:
-        if not made.exists():
+            fill_folder(tmp, texts, "byte", source, 0.05)
+    except (UserError, OSError):
+        if not Path(os.path.expanduser(out), "meta.json").exists():
             raise
         print(f"{out} is there already")                                # or another process has just made it
-    meta = Data(made.parent).meta
-    if meta["tokenizer"] != (tokenizer if tokenizer in ("gpt2", "byte") else "tokenizer.tiktoken"):
-        raise UserError(f"{out}: holds {meta['tokenizer']} tokens, not {tokenizer}: delete it or choose another --out")
-    return meta
+    return Data(os.path.expanduser(out)).meta
 
 
 def stdlib_texts():
@@ -155,8 +142,7 @@ def prepare_text(files, out, tokenizer="gpt2", n_vocab=None, val_frac=None, val_
     """Text files, folders of them or patterns (see nanodepth/texts.py) as a data folder; returns its meta.json.
 
     n_vocab: learn a vocabulary of that size from the train documents, instead of `tokenizer`. val_files: the validation
-    split; without them, a fixed pseudo-random val_frac of the documents (default_val_frac), or if that is none, the end
-    of the text.
+    split; without them, a fixed pseudo-random val_frac of the documents, or if that is none, the end of the text.
     """
     if val_frac is not None and not 0 < val_frac < 1:
         raise UserError(f"--val_frac {val_frac} must lie between 0 and 1")
@@ -165,8 +151,8 @@ def prepare_text(files, out, tokenizer="gpt2", n_vocab=None, val_frac=None, val_
     files, val_files = text_files(files), text_files(val_files)
     if both := {*map(os.path.realpath, files)} & {*map(os.path.realpath, val_files)}:
         raise UserError(f"{min(both)}: is for training and in --val: name it for one of the two")
-    if val_frac is None:
-        val_frac = default_val_frac(files)
+    if val_frac is None:                # 400 kB, about 100,000 GPT-2 tokens, but at least 1% of the bytes, at most 10%
+        val_frac = min(max(400_000 / max(sum(map(os.path.getsize, files)), 1), 0.01), 0.1)
 
     def texts(label):
         for i, text in enumerate(documents(files, field, label)):
@@ -196,16 +182,14 @@ def parse(argv):
     def add(name, function, text):
         command = commands.add_parser(name, help=text, description=text)
         command.set_defaults(function=function)
+        if name != "text":
+            command.add_argument("--out", default=f"data/{name}", help="folder to make (%(default)s)")
         return command
 
-    p = add("stdlib", prepare_stdlib, "the running Python's standard-library sources, without its tests")
-    p.add_argument("--out", default="data/stdlib", help="folder to make (%(default)s)")
-    p.add_argument("--tokenizer", default="byte", help="gpt2, byte, or the path of a file of merge ranks (%(default)s)")
-    p = add("mqar", prepare_mqar, "synthetic: multi-query associative recall, for eval.py --tasks mqar")
-    p.add_argument("--out", default="data/mqar", help="folder to make (%(default)s)")
+    add("stdlib", prepare_stdlib, "the running Python's standard-library sources, without its tests, as bytes")
+    add("mqar", prepare_mqar, "synthetic: multi-query associative recall, for eval.py --tasks mqar")
     p = add("fineweb-edu", download_fineweb_edu, "FineWeb-Edu in GPT-2 tokens, 100M tokens (200 MB) a shard")
-    p.add_argument("--out", default="data/fineweb-edu", help="folder to make or to extend (%(default)s)")
-    p.add_argument("--shards", type=int, required=True, help="train shards to have, 1 to 99")
+    p.add_argument("--shards", type=int, required=True, help="train shards to have, 1 to 99; those in --out are kept")
     p.add_argument("--url", dest="base_url", default=FINEWEB_URL,
                    help="folder of the shards: the hub, or a mirror of it (%(default)s)")
     p = add("text", prepare_text, f"own text: {KNOWN}; lines <|endoftext|> separate the documents of a .txt or .md")

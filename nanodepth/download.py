@@ -14,6 +14,7 @@ from nanodepth.shards import write_meta
 from nanodepth.tokenizers import load_tokenizer, token_bytes
 
 FINEWEB_URL = "https://huggingface.co/datasets/kjj0/finewebedu10B-gpt2/resolve/main/"
+EOT = 50256                             # GPT-2's end-of-text token, its last
 AGAIN = "run it again, it goes on where it stopped"
 
 
@@ -28,39 +29,38 @@ def download_fineweb_edu(out="data/fineweb-edu", shards=1, base_url=FINEWEB_URL)
     out.mkdir(parents=True, exist_ok=True)
     if other := [p for p in out.iterdir() if split_of(p.name) and not p.name.startswith("finewebedu_")]:
         raise UserError(f"{other[0]} is of other data: choose another --out")
-    names = ["finewebedu_val_000000.bin"] + [f"finewebedu_train_{i:06d}.bin" for i in range(1, shards + 1)]
-    fresh = [name for name in names if not complete(out / name)]
-    for name in fresh:
-        fetch_shard(base_url.rstrip("/") + "/" + name, out / f"{name}.part")
-    for name in fresh:
-        os.replace(out / f"{name}.part", out / name)
+    names = ["finewebedu_val_000000.bin", *(f"finewebedu_train_{i:06d}.bin" for i in range(1, shards + 1))]
+    fresh = {name: out / f"{name}.part" for name in names if not complete(out / name)}
+    for name, part in fresh.items():
+        fetch_shard(f"{base_url.rstrip('/')}/{name}", part)
+    for name, part in fresh.items():
+        os.replace(part, out / name)
     return describe(out, base_url)
 
 
 def describe(out, source):
     """Writes the meta.json of the public shards in a folder; returns what is in it."""
     try:
-        encoding = load_tokenizer("gpt2")
-        widths, eot = token_bytes(encoding), encoding.eot_token
+        widths = token_bytes(load_tokenizer("gpt2"))
     except UserError:                                                   # offline: their bytes stay unknown
-        widths, eot = None, 50256
-    counts, recorded = {split: np.zeros(MAX_VOCAB, np.int64) for split in ("train", "val")}, {}
+        widths = None
+    counts, recorded = {"train": 0, "val": 0}, {}                       # counts of each token id
     names = sorted(p.name for p in out.iterdir() if split_of(p.name))
     for name in tqdm(names, desc="checking", unit=" shards", disable=None, leave=False):
         tokens = read_shard(out / name)
-        for part in np.array_split(tokens, 32):                         # bincount makes int64 of them
-            counts[split_of(name)] += np.bincount(part, minlength=MAX_VOCAB)
+        parts = np.array_split(tokens, 32)                              # bincount makes int64 of them
+        counts[split_of(name)] += sum(np.bincount(part, minlength=MAX_VOCAB) for part in parts)
         recorded[name] = {"tokens": len(tokens), "sha256": hashlib.sha256((out / name).read_bytes()).hexdigest()}
     splits = {split: {"tokens": int(n.sum()), "bytes": None if widths is None else int(n[:len(widths)] @ widths),
-                      "documents": int(n[eot])} for split, n in counts.items()}
-    return write_meta(out, "gpt2", 50257, widths, splits, recorded, source)
+                      "documents": int(n[EOT])} for split, n in counts.items()}
+    return write_meta(out, "gpt2", EOT + 1, widths, splits, recorded, source)
 
 
 def complete(path):
     """Whether a whole shard is there."""
     try:
         return read_shard(path) is not None
-    except UserError:
+    except (UserError, FileNotFoundError):
         return False
 
 
@@ -83,8 +83,6 @@ def fetch_shard(url, part):
         raise UserError(f"{url}: download failed ({e}): check --url and --shards, or {AGAIN}") from None
     if part.stat().st_size < size:
         raise UserError(f"{url}: connection ended early, {part.stat().st_size:,} bytes are here: {AGAIN}")
-    try:
-        read_shard(part)
-    except UserError as e:
+    if not complete(part):
         part.unlink()                                                   # nothing to go on from
-        raise UserError(f"{url}: {str(e).removeprefix(f'{part}: ')}") from None
+        raise UserError(f"{url}: not a token shard: check --url")

@@ -31,8 +31,9 @@ class Writer:
 
     def add(self, tokens):
         """Adds a document."""
-        self.tokens, self.documents = self.tokens + len(tokens), self.documents + 1
+        self.tokens += len(tokens)
         self.bytes += int(self.widths[tokens].sum())
+        self.documents += 1
         while len(tokens):
             n = min(len(tokens), len(self.buffer) - self.fill)
             self.buffer[self.fill:self.fill + n] = tokens[:n]
@@ -42,8 +43,9 @@ class Writer:
 
     def take_back(self, n):
         """The last n tokens that are held back; they count no more."""
-        tail = self.buffer[self.fill - n:self.fill].copy()
-        self.fill, self.tokens, self.bytes = self.fill - n, self.tokens - n, self.bytes - int(self.widths[tail].sum())
+        self.fill -= n
+        tail = self.buffer[self.fill:self.fill + n].copy()
+        self.tokens, self.bytes = self.tokens - n, self.bytes - int(self.widths[tail].sum())
         return tail
 
     def flush(self):

@@ -1,17 +1,16 @@
 """Text files, read document by document."""
 import glob
+import io
 import json
 import lzma
 import os
 import zlib
-from collections import Counter
-from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
 
 from nanodepth.cli import UserError, one_line
-from nanodepth.tokenizers import EOT, package
+from nanodepth.tokenizers import EOT
 
 POINTER = b"version https://git-lfs.github.com/spec/"                   # how a Git LFS pointer begins
 
@@ -22,36 +21,36 @@ def text_files(paths):
     A folder means the files of KINDS in it and below it, without hidden ones. The files of one path are sorted, the
     paths stay in order. UserError for a path that means no file, a file of another kind, and one that is meant twice.
     """
-    files = []
+    files, seen = [], set()
     for path in map(os.path.expanduser, paths):
         found = [path] if os.path.lexists(path) else glob.glob(path, recursive=True)
         if not found:
             raise UserError(f"{path or repr(path)}: no such file or folder")
         files += sorted({file for one in found for file in (files_below(one) if os.path.isdir(one) else [one])})
-    count = Counter(map(os.path.realpath, files))
     for file in files:
         if not (os.path.isfile(file) and kind_of(file)):
             raise UserError(f"{file}: not a text file: {KNOWN} are read")
-        if count[os.path.realpath(file)] > 1:
+        if os.path.realpath(file) in seen:
             raise UserError(f"{file}: given twice: name a file once, or its folder")
+        seen.add(os.path.realpath(file))
     return files
 
 
 def files_below(folder):
     """The files of KINDS in a folder and below it, without hidden ones. Links to folders are followed, once each.
 
-    UserError if there are none, or a folder cannot be read.
+    UserError if there are none, OSError if a folder cannot be read.
     """
     def stop(error):
-        raise UserError(f"{error.filename}: {error.strerror}")
+        raise error
 
     found, seen = [], set()
     for place, below, names in os.walk(folder, onerror=stop, followlinks=True):
-        below[:] = sorted(name for name in below if not name.startswith("."))
         if os.path.realpath(place) in seen:
             below.clear()
             continue
         seen.add(os.path.realpath(place))
+        below[:] = sorted(name for name in below if not name.startswith("."))
         paths = [os.path.join(place, name) for name in names if not name.startswith(".") and kind_of(name)]
         found += filter(os.path.isfile, paths)                          # a dangling link is no file
     if not found:
@@ -75,42 +74,40 @@ def documents(files, field="text", label="reading"):
     with tqdm(total=total, unit="B", unit_scale=True, desc=label, disable=None, leave=False) as bar:
         for file in files:
             begin = bar.n
-            try:
-                with open(file, "rb") as disk:
-                    if disk.read(len(POINTER)) == POINTER:
-                        raise UserError(f"{file}: a Git LFS pointer and not the file itself: run git lfs pull")
-                    disk.seek(0)
-                    for text in KINDS[kind_of(file)](disk, field):
-                        bar.update(begin + disk.tell() - bar.n)
-                        if text:
-                            yield text
-                        else:
-                            n_empty += 1
-            except OSError as e:
-                raise UserError(f"{file}: {e.strerror or e}") from None
+            with open(file, "rb") as disk:
+                if disk.read(len(POINTER)) == POINTER:
+                    raise UserError(f"{file}: a Git LFS pointer and not the file itself: run git lfs pull")
+                disk.seek(0)
+                for text in KINDS[kind_of(file)](disk, field):
+                    bar.update(begin + disk.tell() - bar.n)
+                    if text:
+                        yield text
+                    else:
+                        n_empty += 1
     if n_empty:
         print(f"{label}: {n_empty:,} rows without text left out")
 
 
 def unpacked(disk, new_frame):
     """Yields the lines of a packed file as bytes, frame by frame; zero bytes between frames are padding."""
-    frame, begun = None, []                                             # begun: pieces of a line without its end
+    frame, line = None, []                                              # line: the pieces of one, so far
     while packed := disk.read(2**14):
         while packed := packed if frame else packed.lstrip(b"\0"):
             frame = frame or new_frame()
             try:
-                *ends, rest = frame.decompress(packed).split(b"\n")
+                text = frame.decompress(packed)
             except Exception as e:                                      # each packing has an error of its own
                 raise UserError(f"{disk.name}: broken or truncated archive ({one_line(e)})") from None
-            for end in ends:
-                yield b"".join((*begun, end, b"\n"))
-                begun = []
-            begun.append(rest)
+            for piece in io.BytesIO(text):
+                line.append(piece)
+                if piece.endswith(b"\n"):
+                    yield b"".join(line)
+                    line = []
             packed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
     if frame:
         raise UserError(f"{disk.name}: broken or truncated archive (the last frame has no end)")
-    if last := b"".join(begun):
-        yield last
+    if line:
+        yield b"".join(line)
 
 
 def lines_of(disk):
@@ -161,9 +158,9 @@ def jsonl_documents(disk, field):
 
 def parquet_documents(disk, field):
     """Documents of a .parquet file: a row each."""
-    pyarrow, parquet = package("pyarrow", disk.name), package("pyarrow.parquet", disk.name)
+    import pyarrow.parquet
     try:
-        table = parquet.ParquetFile(disk, pre_buffer=False, buffer_size=2**20)          # no whole row groups in memory
+        table = pyarrow.parquet.ParquetFile(disk, pre_buffer=False, buffer_size=2**20)      # no whole row groups
         for rows in table.iter_batches(256, columns=[field]):
             try:
                 yield from [text_in(row, field) for row in rows.to_pylist()]
@@ -175,10 +172,11 @@ def parquet_documents(disk, field):
 
 
 def zst_frame():
-    return package("zstandard", "a .zst file").ZstdDecompressor(max_window_size=2**31).decompressobj()
+    import zstandard
+    return zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()
 
 
-PACKINGS = {".gz": partial(zlib.decompressobj, 31), ".xz": lzma.LZMADecompressor, ".zst": zst_frame}    # 31: gzip's
+PACKINGS = {".gz": lambda: zlib.decompressobj(31), ".xz": lzma.LZMADecompressor, ".zst": zst_frame}     # for one frame
 KINDS = {kind + packing: read for packing in ("", *PACKINGS)
          for kind, read in ((".txt", text_documents), (".md", text_documents), (".jsonl", jsonl_documents))}
 KINDS[".parquet"] = parquet_documents

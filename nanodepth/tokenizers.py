@@ -1,6 +1,5 @@
 """Tokenizers: GPT-2's, bytes, a file of merge ranks, a run's own."""
 import base64
-import importlib
 import os
 import re
 from itertools import chain, pairwise
@@ -15,30 +14,18 @@ from nanodepth.data import MAX_VOCAB
 EOT = "<|endoftext|>"
 # GPT-2's pattern: contractions, words, numbers, punctuation, white space; a leading space goes with the word
 SPLIT_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
-# A run of white space before a word that is close to the million at which tiktoken's regex fails. Rust's \s is Python's
-# without \x1c-\x1f.
+# A run of white space before a word. tiktoken's regex fails at a million. Rust's \s is Python's without \x1c-\x1f.
 SPACES = re.compile(r"(?<![^\S\x1c-\x1f])[^\S\x1c-\x1f]{500000,}(?=[\S\x1c-\x1f])")
 
 
-def package(name, what):
-    """An optional package's module. UserError saying what needs it."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise UserError(f"{what} needs the package {name}: pip install {name}") from None
-
-
 def pieces(text):
-    """The text in pieces that have the same tokens as the whole, without a million spaces in a row before a word.
-
-    The last of them goes with the word and not with the others, so we cut before it.
-    """
+    """The text in pieces that have the same tokens as the whole: a long run of spaces is cut before the word's own."""
     cuts = [run.end() - 1 for run in SPACES.finditer(text)] if len(text) > 500_000 else []
     return [text[a:b] for a, b in pairwise([0, *cuts, len(text)])]
 
 
 class Tokenizer(tiktoken.Encoding):
-    """tiktoken's, which also takes a million spaces in a row."""
+    """tiktoken's, but a million spaces in a row are no error."""
 
     def encode_ordinary(self, text):
         return list(chain.from_iterable(map(super().encode_ordinary, pieces(text))))
@@ -50,9 +37,9 @@ def load_tokenizer(name) -> Tokenizer:
     The file has a line `BASE64 RANK` per token (tiktoken's format); its end-of-text id is the number of ranks, and it
     splits text like GPT-2. UserError for a missing or broken file, and for gpt2 when its vocabulary cannot be had.
     """
-    name = os.path.expanduser(name)
+    name, pattern = os.path.expanduser(name), SPLIT_PATTERN
     if name == "byte":
-        ranks = {bytes([i]): i for i in range(256)}
+        ranks, pattern = {bytes([i]): i for i in range(256)}, "(?s:.)"
     elif name == "gpt2":
         try:
             ranks = tiktoken.get_encoding("gpt2")._mergeable_ranks
@@ -62,7 +49,6 @@ def load_tokenizer(name) -> Tokenizer:
                             "--tokenizer byte") from None
     else:
         ranks = read_ranks(name)
-    pattern = "(?s:.)" if name == "byte" else SPLIT_PATTERN
     return Tokenizer(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={EOT: len(ranks)})
 
 
@@ -71,16 +57,16 @@ def read_ranks(name) -> dict:
     try:
         lines = [line.split() for line in Path(name).read_bytes().splitlines()]
         ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
-        if sorted(ranks.values()) == [*range(len(lines))] and {bytes([i]) for i in range(256)} <= ranks.keys() and (
-                len(ranks) < MAX_VOCAB):
-            return ranks
     except OSError as e:
         raise UserError(f"tokenizer {name!r}: {e.strerror}: use gpt2, byte, or the path of a file of merge "
                         "ranks") from None
     except ValueError:
-        pass
-    raise UserError(f"{name}: not a file of merge ranks: a line is a token in base64, a space, its rank; the ranks are "
-                    f"0, 1, 2, ..., each once; all 256 bytes are tokens; there are at most {MAX_VOCAB - 1:,}")
+        ranks = {}
+    if not (sorted(ranks.values()) == [*range(len(lines))] and {bytes([i]) for i in range(256)} <= ranks.keys() and
+            len(ranks) < MAX_VOCAB):
+        raise UserError(f"{name}: not a file of merge ranks: a line is a token in base64, a space, its rank; the ranks "
+                        f"are 0, 1, 2, ..., each once; all 256 bytes are tokens; at most {MAX_VOCAB - 1:,} tokens")
+    return ranks
 
 
 def run_tokenizer(run, config):
@@ -98,7 +84,7 @@ class JsonTokenizer:
     """A tokenizer.json of Hugging Face with the four members of a tiktoken.Encoding that we use."""
 
     def __init__(self, path):
-        tokenizers = package("tokenizers", path)
+        import tokenizers                                               # the package, and not this file
         try:
             self.inner = tokenizers.Tokenizer.from_file(str(path))
         except Exception as e:                                          # it raises bare Exceptions
@@ -106,12 +92,13 @@ class JsonTokenizer:
         self.inner.no_truncation()                                      # settings of training, not of the text
         self.inner.no_padding()
         self.n_vocab = self.inner.get_vocab_size()
-        ends = [name for name in (EOT, "<|end_of_text|>", "</s>") if self.inner.token_to_id(name) is not None]
-        if not ends:
+        ids = map(self.inner.token_to_id, (EOT, "<|end_of_text|>", "</s>"))
+        self.eot_token = next((i for i in ids if i is not None), None)
+        if self.eot_token is None:
             raise UserError(f"{path}: no end-of-text token ({EOT}, <|end_of_text|> or </s>)")
-        self.eot_token = self.inner.token_to_id(ends[0])
 
     def encode_ordinary(self, text):
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")    # like tiktoken: no half pairs
         return self.inner.encode(text, add_special_tokens=False).ids
 
     def decode(self, tokens):
@@ -129,12 +116,13 @@ def token_bytes(tokenizer) -> np.ndarray:
 def train_bpe(texts, n_vocab: int, path):
     """Learns n_vocab - 1 merge ranks (end-of-text is the last id) from an iterable of str and writes them to `path`.
 
-    Raises UserError without the optional package rustbpe, for n_vocab outside 257 ... 65,536, and for too little text.
+    Needs the package rustbpe. UserError for n_vocab outside 257 ... 65,536, and for too little text.
     """
     if not 257 <= n_vocab <= MAX_VOCAB:
         raise UserError(f"a vocabulary of {n_vocab} is not possible: 256 bytes and end-of-text make 257, uint16 ends "
                         f"at {MAX_VOCAB}")
-    learner = package("rustbpe", "learning a vocabulary").Tokenizer()
+    import rustbpe
+    learner = rustbpe.Tokenizer()
     learner.train_from_iterator((piece for text in texts for piece in pieces(text)), n_vocab - 1, pattern=SPLIT_PATTERN)
     ranks = sorted(learner.get_mergeable_ranks(), key=lambda pair: pair[1])
     if len(ranks) < n_vocab - 1:

@@ -39,7 +39,6 @@ SLOW = {
     "test_kern": ["test_compiled_in_bf16_and_fp32"],
     "test_models": ["test_the_final_norm_is_one", "test_generate"],
     "test_rooms": ["test_every_module_can_be_imported_first"],
-    "test_data_prep": ["test_full_disk[mqar"],
     "test_endurance": ["test_ranks", "test_fuzz", "test_full_disk", "test_a_lost_rank", "test_two_processes"],
     "test_features": ["test_the_autoencoder"],
     "test_mhar": ["test_equations[n_depth_head=32"],

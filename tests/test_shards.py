@@ -34,12 +34,10 @@ def test_shard_bytes_and_round_trip(tmp_path):
     (shard_bytes([1, 2, 3], count=2), "header says 2 tokens, file holds 3:"),
     (shard_bytes([1, 2]) + b"!", "header says 2 tokens, file holds 2.5:"),
     (shard_bytes([]), "start with 20240520, 1, 0"),
-    (None, "No such file"),
 ])
 def test_bad_shards(tmp_path, raw, words):
     path = tmp_path / "train_000000.bin"
-    if raw is not None:
-        path.write_bytes(raw)
+    path.write_bytes(raw)
     with pytest.raises(UserError, match=re.escape(words)) as e:
         read_shard(path)
     assert str(path) in str(e.value) and "\n" not in str(e.value)
@@ -47,12 +45,6 @@ def test_bad_shards(tmp_path, raw, words):
 
 SEQ = 5
 TRAIN = [list(range(100, 117)), [200, 201], list(range(400, 405)), list(range(300, 311))]    # 17, 2, 5 and 11 tokens
-
-
-def brute_windows():
-    """Every window by hand: within a shard, side by side, SEQ inputs plus one."""
-    return [tuple(shard[i:i + SEQ + 1]) for shard in TRAIN for i in range(0, len(shard), SEQ)
-            if len(shard[i:i + SEQ + 1]) == SEQ + 1]
 
 
 def rows_of(data, step, start, stop, batch_size, seed=0):
@@ -64,7 +56,7 @@ def rows_of(data, step, start, stop, batch_size, seed=0):
 
 def test_an_epoch_visits_each_window_once(tmp_path):
     data = Data(make(tmp_path / "d", TRAIN))
-    windows = brute_windows()
+    windows = [tuple(shard[i:i + SEQ + 1]) for shard in TRAIN for i in range(0, len(shard) - SEQ, SEQ)]
     n = data.n_windows(SEQ)
     assert n == len(windows) == 5 and data.n_train == 35 and data.n_val == 3
     stream = [row for step in range(20) for row in rows_of(data, step, 0, 3, 3)]               # batches straddle epochs
@@ -102,8 +94,8 @@ def test_order_is_frozen(tmp_path):
     assert [row[0] // 2 for row in data.batch(0, 0, 10, 10, 2, seed=1234)[0].tolist()] == [5, 6, 3, 9, 7, 4, 1, 2, 8, 0]
 
 
-@pytest.mark.parametrize("n_tokens", [None, 1, 5, 6, 17, 18, 19, 27, 1000])
-@pytest.mark.parametrize("batch_size, seq_len", [(1, 5), (2, 5), (3, 4), (50, 1), (1, 100)])
+@pytest.mark.parametrize("n_tokens", [None, 1, 6, 18, 19, 1000])
+@pytest.mark.parametrize("batch_size, seq_len", [(2, 5), (3, 4), (50, 1), (1, 100)])
 def test_val_batches_cover_the_first_targets_once(tmp_path, n_tokens, batch_size, seq_len):
     shards = [list(range(100, 119)), [7], list(range(200, 211))]
     data = Data(make(tmp_path / "d", TRAIN, shards))
@@ -118,8 +110,8 @@ def test_val_batches_cover_the_first_targets_once(tmp_path, n_tokens, batch_size
             seen += row
             contexts.append(len(row))
     assert seen == pairs
-    full = [min(seq_len, n - at) for n in (18, 10) for at in range(0, n, seq_len)]
-    assert [n for n in contexts if n][:-1] == full[:len([n for n in contexts if n]) - 1]
+    full, contexts = [min(seq_len, n - at) for n in (18, 10) for at in range(0, n, seq_len)], [n for n in contexts if n]
+    assert contexts[:-1] == full[:len(contexts) - 1]
 
 
 def test_foreign_names_and_what_is_no_shard(tmp_path):
@@ -208,11 +200,9 @@ def test_bad_meta(tmp_path, meta, words):
 
 
 def test_bad_folders(tmp_path):
-    for build, words in [(lambda: tmp_path / "none", "no such data folder.*python data_prep.py"),
-                         (lambda: make(tmp_path / "a", []), "no train shard"),
-                         (lambda: make(tmp_path / "b", TRAIN, []), "no val shard")]:
-        with pytest.raises(UserError, match=words):
-            Data(build())
     (make(tmp_path / "c", TRAIN) / "x_train_000007.bin.part").write_bytes(b"")
-    with pytest.raises(UserError, match="unfinished download"):
-        Data(tmp_path / "c")
+    for folder, words in [(tmp_path / "none", "no such data folder.*python data_prep.py"),
+                          (make(tmp_path / "a", []), "no train shard"),
+                          (make(tmp_path / "b", TRAIN, []), "no val shard"), (tmp_path / "c", "unfinished download")]:
+        with pytest.raises(UserError, match=words):
+            Data(folder)

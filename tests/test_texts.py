@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from folders import DOCS, EOT, write_parquet, zst
+from folders import DOCS, EOT, main, write_parquet, zst
 from nanodepth.cli import UserError
 from nanodepth.texts import documents, text_files
 
@@ -30,6 +30,8 @@ def test_documents_of_a_text_file(tmp_path):
     assert docs(b"<|endoftext|>\n\n<|endoftext|>\n" + inside) == [inside.decode()]
     assert docs(b"a\r\n<|endoftext|>\r\nb\r\n") == ["a", "b\r\n"]
     assert docs("\ufeffa\x0bb\u2028c".encode()) == ["a\x0bb\u2028c"]      # an editor's byte order mark is no text
+    with pytest.raises(UserError, match="a.txt: a Git LFS pointer and not the file itself: run git lfs pull"):
+        docs(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n")
 
 
 def test_fields_of_a_jsonl_file(tmp_path, capsys):
@@ -80,34 +82,21 @@ def test_links_to_folders_are_followed_once(tmp_path):
     assert text_files([books]) == [f"{books}/3.txt", f"{books}/far/2.txt", f"{books}/far/deep/1.txt"]
 
 
-def test_a_line_over_many_frames(tmp_path):
-    """Of a .zst; a frame that is cut anywhere is an error, one that nothing follows is not."""
-    rng, file = random.Random(0), tmp_path / "a.txt.zst"
+@pytest.mark.parametrize("packing, compress", [("gz", gzip.compress), ("xz", lzma.compress), ("zst", zst)])
+def test_archives(tmp_path, packing, compress):
+    """A line over many frames, with padding between and behind them. What is cut off anywhere, or is no archive, is an
+    error."""
+    rng, file = random.Random(0), tmp_path / f"a.txt.{packing}"
     text = "".join(chr(rng.randrange(32, 127)) for _ in range(100_000))
     text = f"{text[:70_000]}\n\n{text[70_000:]}\nend"
-    raw, first = zst(text.encode()), len(zst(text[:len(text) // 3].encode()))
-    assert len(raw) > 4 * 2**14 and docs_of(file, raw) == [text]
-    for broken in (raw[:1], raw[:5], raw[:20_000], raw[:first + 1], raw[:-1], raw[:-50] + b"#" * 50):
-        with pytest.raises(UserError, match="a.txt.zst: broken or truncated archive") as e:
+    a, b = (compress(part.encode()) for part in (text[:40_000], text[40_000:]))
+    for raw in (a + b, a + bytes(4) + b, a + bytes(2**14) + b + bytes(2**15)):
+        assert len(raw) > 4 * 2**14 and docs_of(file, raw) == [text]
+    for broken in (a[:1], a[:5], a[:20_000], a + b[:1], a + bytes(4) + b[:-1], (a + b)[:-50] + b"#" * 50, a + b"#",
+                   b"plain text"):
+        with pytest.raises(UserError, match=f"a.txt.{packing}: broken or truncated archive") as e:
             docs_of(file, broken)
         assert "\n" not in str(e.value)
-
-
-@pytest.mark.parametrize("packing, compress", [("gz", gzip.compress), ("xz", lzma.compress)])
-def test_padding_between_and_after_the_parts_of_an_archive(tmp_path, packing, compress):
-    file, a, b = tmp_path / f"a.txt.{packing}", compress(b"one\ntw"), compress(b"o\n")
-    for raw in (a + b, a + bytes(4) + b, a + b + bytes(4), a + bytes(2**14) + b + bytes(2**15)):
-        assert docs_of(file, raw) == ["one\ntwo\n"]
-    for raw in (a[:-9], a + bytes(4) + b[:-1], a + b"#", b"plain text"):
-        with pytest.raises(UserError, match=f"a.txt.{packing}: broken or truncated archive"):
-            docs_of(file, raw)
-
-
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.txt.gz", "a.parquet"])
-def test_git_lfs_pointers(tmp_path, name):
-    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
-    with pytest.raises(UserError, match=f"{name}: a Git LFS pointer and not the file itself: run git lfs pull"):
-        docs_of(tmp_path / name, pointer)
 
 
 def test_columns_of_parquet(tmp_path, capsys):
@@ -147,7 +136,8 @@ def test_parquet_is_read_in_pieces(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name, package", [("a.parquet", "pyarrow"), ("a.txt.zst", "zstandard")])
-def test_packages_that_are_missing(tmp_path, monkeypatch, name, package):
+def test_packages_that_are_missing(tmp_path, monkeypatch, capsys, name, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UserError, match=f" needs the package {package}: pip install {package}$"):
-        docs_of(tmp_path / name, b"x")
+    (tmp_path / name).write_bytes(b"x")
+    assert main(monkeypatch, capsys, tmp_path, "text", name, "--out", "x", "--tokenizer", "byte") == (
+        2, "", f"data_prep.py: error: this needs a package that is missing: pip install {package}\n")

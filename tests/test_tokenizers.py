@@ -64,46 +64,50 @@ def test_a_million_spaces(tmp_path, monkeypatch):
 
 def test_bad_rank_files(tmp_path):
     singles = [bytes([i]) for i in range(256)]
-    for tokens in (singles[:7] + singles[8:], [*singles, b"a"], singles + [struct.pack(">I", i) for i in range(65280)]):
+    raws = [ranks_file(tmp_path / "r", tokens).read_bytes() for tokens in (
+        singles[:7] + singles[8:], [*singles, b"a"], singles + [struct.pack(">I", i) for i in range(65280)])]
+    for raw in (*raws, b"YQ== 0\nhello\n", b""):
+        (tmp_path / "r").write_bytes(raw)
         with pytest.raises(UserError, match="r: not a file of merge ranks: a line is a token in base64, a space, its"):
-            tokenizers.load_tokenizer(ranks_file(tmp_path / "r", tokens))
-    (tmp_path / "r").write_bytes(b"YQ== 0\nhello\n")
-    with pytest.raises(UserError, match="r: not a file of merge ranks"):
-        tokenizers.load_tokenizer(tmp_path / "r")
+            tokenizers.load_tokenizer(tmp_path / "r")
 
 
 def test_train_bpe(tmp_path):
-    pytest.importorskip("rustbpe")
+    rustbpe = pytest.importorskip("rustbpe")
     texts = DOCS * 3 + ["the cat sat on the mat, the rat sat on the cat. " * 5]
     tokenizers.train_bpe(iter(texts), 300, tmp_path / "t")
-    mine = tokenizers.load_tokenizer(tmp_path / "t")
+    mine, other = tokenizers.load_tokenizer(tmp_path / "t"), rustbpe.Tokenizer()
     assert mine.n_vocab == 300 and mine.eot_token == 299
-    import rustbpe
-    other = rustbpe.Tokenizer()
     other.train_from_iterator(iter(texts), 299,
                               pattern=r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
     for text in texts:
-        assert mine.decode(mine.encode_ordinary(text)) == text
-        assert mine.encode_ordinary(text) == other.encode(text)
+        assert mine.decode(mine.encode_ordinary(text)) == text and mine.encode_ordinary(text) == other.encode(text)
     assert len(mine.encode_ordinary(texts[-1])) < len(texts[-1]) / 3     # it has learned
-    for n in (256, 65537):
-        with pytest.raises(UserError, match=str(n)):
-            tokenizers.train_bpe(iter(texts), n, tmp_path / "u")
-    with pytest.raises(UserError, match="so little text"):
-        tokenizers.train_bpe(iter(["abc"]), 5000, tmp_path / "u")
+    for some, n, said in ((texts, 256, "256"), (texts, 65537, "65537"), (["abc"], 5000, "so little text")):
+        with pytest.raises(UserError, match=said):
+            tokenizers.train_bpe(iter(some), n, tmp_path / "u")
     assert not (tmp_path / "u").exists()
     tokenizers.train_bpe(iter(["a" + " " * 1_000_100 + "b"]), 260, tmp_path / "s")
     spaces = tokenizers.load_tokenizer(tmp_path / "s")
     assert [spaces.decode([i]) for i in (256, 257, 258)] == [" " * 2, " " * 4, " " * 8]
 
 
-def test_truncation_and_padding_of_a_tokenizer_json_are_not_obeyed(tmp_path):
-    """They belong to somebody's training; a text has all of its tokens and no others."""
+def test_a_tokenizer_json(tmp_path):
+    """Truncation and padding belong to somebody's training: a text has all of its tokens and no others. What is no
+    Unicode is the token of \\ufffd, as with tiktoken."""
     inner = pytest.importorskip("tokenizers")
-    made = inner.Tokenizer(inner.models.WordLevel({"a": 0, "b": 1, "</s>": 2}, unk_token="</s>"))
-    made.pre_tokenizer = inner.pre_tokenizers.Whitespace()
+    made = inner.Tokenizer(inner.models.WordLevel({"a": 0, "b": 1, "</s>": 2, "\ufffd": 3}, unk_token="</s>"))
+    made.pre_tokenizer = inner.pre_tokenizers.WhitespaceSplit()
     made.enable_truncation(4)
     made.enable_padding(length=6)
     made.save(str(tmp_path / "tokenizer.json"))
-    ours = tokenizers.JsonTokenizer(tmp_path / "tokenizer.json")
+    ours = tokenizers.run_tokenizer(tmp_path, {})
+    assert (ours.n_vocab, ours.eot_token) == (4, 2)
     assert ours.encode_ordinary("a b") == [0, 1] and ours.encode_ordinary("a b " * 20) == [0, 1] * 20
+    byte = tokenizers.load_tokenizer("byte")
+    for bad in ("\udcff", "\ud83d"):                                     # a byte that is not UTF-8; half a pair
+        assert ours.encode_ordinary(f"a {bad} b") == [0, 3, 1]
+        assert byte.decode(byte.encode_ordinary(f"a {bad} b")) == "a \ufffd b"
+    (tmp_path / "tokenizer.json").write_bytes(b"{}")
+    with pytest.raises(UserError, match="tokenizer.json: not a tokenizer.json"):
+        tokenizers.run_tokenizer(tmp_path, {})
