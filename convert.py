@@ -29,7 +29,7 @@ from nanodepth.devices import machine_errors
 from nanodepth.layouts import FILES, LAYOUTS, LLAMA, QWEN3, fields, places
 from nanodepth.tokenizers import JsonTokenizer, load_tokenizer, package, run_tokenizer
 
-WEIGHTS = ("model.safetensors", "model-*.safetensors", "pytorch_model.bin", "pytorch_model-*.bin")  # transformers' order
+WEIGHTS = ("model.safetensors", "model-*.safetensors", "pytorch_model.bin", "pytorch_model-*.bin")   # the first found
 EXPORTS = {"export-llama": ("LlamaForCausalLM", LLAMA), "export-qwen3": ("Qwen3ForCausalLM", QWEN3)}
 
 
@@ -115,7 +115,7 @@ def choose_tokenizer(asked, layout, source, published, vocab_size):
     for key in sorted(said.keys() & {"bos", "eos"}):
         ids = said[key] if key == "eos" and isinstance(said[key], list) else [said[key]]
         if not ids or not all(type(i) is int and 0 <= i < vocab_size for i in ids):
-            raise UserError(f"{key}_token_id {said[key]} of config.json is no id of the model, which has {vocab_size:,}")
+            raise UserError(f"{key}_token_id {said[key]} of config.json is no id of the model: it has {vocab_size:,}")
     return {"tokenizer": name, **said}, file
 
 

@@ -83,9 +83,9 @@ EXOFORMER = table(
 def exoformer(args, tensors):
     """OBPM: q, k, v and the gate are one matrix, and so are value and gate of the MLP; lambda 1 is the anchor's.
 
-    NuResFormers are of two of the authors' files. oldmodels/model2.py normalises all anchors: v and g by norms that
-    tell it from others, q and k by the first layer's QK norm. oldmodels/model1.py normalises none, whatever the flags
-    say; with the flags of q and k alone, only anchor_delta_enabled tells it from today's model.py.
+    A NuResFormer comes from one of two of the authors' files. oldmodels/model2.py normalises all anchors: v and g by
+    norms that only it has, q and k by the first layer's QK norm. oldmodels/model1.py normalises none, whatever the
+    flags say. If they ask for q and k alone, anchor_delta_enabled tells it from today's model.py, which dropped that.
     """
     need({"act_type": "gelu", "norm_pos": "after", **args}, act_type="swiglu", norm_pos="before",
          rmsnorm_use_weight=True, rmsnorm_use_bias=False, clip_qkv=None, yarn_enabled=False, logit_soft_cap=None,

@@ -109,7 +109,7 @@ def theirs(layout, config):
     transformers = pytest.importorskip("transformers")
     settings = getattr(transformers, f"{CLASSES[layout][0]}Config")(**json.loads(json.dumps(config)))
     model = transformers.AutoModelForCausalLM.from_config(settings).eval()
-    model.load_state_dict(draw({name: p.shape for name, p in model.named_parameters()}), strict=False)      # tied heads
+    model.load_state_dict(draw({name: p.shape for name, p in model.named_parameters()}), strict=False)     # tied heads
     return model
 
 
@@ -120,7 +120,7 @@ def family(layout):
         base = CLASSES[layout][1]
         shaped = {key: changes[key] for key in ("vocab_size", "tie_word_embeddings") if key in changes}
         tensors = dict(theirs(layout, base | shaped).named_parameters())
-        named = dict(gpt2=("transformer.", ""), pythia=("lm_head", "embed_out")).get(layout, ("", ""))     # in the files
+        named = dict(gpt2=("transformer.", ""), pythia=("lm_head", "embed_out")).get(layout, ("", ""))    # in the files
         return {**base, **changes}, {name.replace(*named): p.detach() for name, p in tensors.items()}
     return make
 

@@ -185,6 +185,5 @@ def test_an_exported_tokenizer(tmp_path):
         tokenizer.save(str(run / "tokenizer.json"))
         assert convert.export(f"export-{layout}", run, out).endswith("parameters")
         assert json.loads((out / "config.json").read_text())["eos_token_id"] == vocab["</s>"]
-        theirs_too = transformers.AutoTokenizer.from_pretrained(out)
-        assert theirs_too("it's 12").input_ids == tokenizer.encode("it's 12").ids
-        assert vocab["12"] in theirs_too("it's 12").input_ids
+        ids = transformers.AutoTokenizer.from_pretrained(out)("it's 12").input_ids
+        assert ids == tokenizer.encode("it's 12").ids and vocab["12"] in ids
