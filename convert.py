@@ -12,7 +12,6 @@ Weights become fp32 (4 bytes a parameter, in memory too). Every tensor must find
 models do not have is refused. The tokenizer: ExoFormer has GPT-2's, a folder's tokenizer.json is copied, --tokenizer
 names another. It takes the packages safetensors and tokenizers to read such files.
 """
-import importlib
 import json
 import os
 import re
@@ -26,31 +25,23 @@ import torch
 import models
 from nanodepth import runs
 from nanodepth.cli import Parser, UserError, one_line, run_folder, run_script, user_errors
-from nanodepth.layouts import FILES, LAYOUTS, LLAMA, QWEN3, get, places
+from nanodepth.layouts import FILES, LAYOUTS, LLAMA, QWEN3, fields, places
 from nanodepth.tokenizers import JsonTokenizer, load_tokenizer, run_tokenizer
 
+WEIGHTS = ("model.safetensors", "model-*.safetensors", "pytorch_model.bin", "pytorch_model-*.bin")   # the first found
 EXPORTS = {"export-llama": ("LlamaForCausalLM", LLAMA), "export-qwen3": ("Qwen3ForCausalLM", QWEN3)}
-
-
-def safetensors():
-    """The module safetensors.torch. UserError without it."""
-    try:
-        return importlib.import_module("safetensors.torch")
-    except ImportError:
-        raise UserError("safetensors files need the package safetensors: pip install safetensors") from None
 
 
 def read_file(path):
     """The dict in a .json, .safetensors or torch file, of tensors and plain values. UserError if there is none."""
     try:
         if path.suffix == ".json":
-            value = json.loads(path.read_bytes())
-        elif path.suffix == ".safetensors":
-            value = safetensors().load_file(path)
-        else:
-            value = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-        return dict(value)
-    except UserError:
+            return dict(json.loads(path.read_bytes()))
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+            return load_file(path)
+        return dict(torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)))
+    except (UserError, ModuleNotFoundError):
         raise
     except Exception as e:                                  # of many kinds, such as a truncated zip or a foreign file
         raise UserError(f"{path} cannot be read as names and tensors or plain values: "
@@ -61,15 +52,13 @@ def read(layout, source):
     """(config, {name: tensor}, step, tokens) of a published checkpoint. UserError if it cannot be read."""
     if layout in FILES:
         saved = read_file(source)
-        config, tensors = get(saved, "model_args"), get(saved, "model")
+        config, tensors = saved["model_args"], saved["model"]
     else:
         saved, config, tensors = {}, read_file(source / "config.json"), {}
-        files = set(source.glob("*.safetensors")) or set(source.glob("pytorch_model*.bin"))
-        for index in sorted(source.glob("*.index.json"))[:1]:  # of shards; model.safetensors. before pytorch_model.bin.
-            files = {source / name for name in get(read_file(index), "weight_map").values()}
+        files = next(filter(None, (sorted(source.glob(name)) for name in WEIGHTS)), None)
         if not files:
-            raise UserError(f"{source} has no weights (*.safetensors or pytorch_model*.bin)")
-        for file in sorted(files):
+            raise UserError(f"{source} has no weights ({', '.join(WEIGHTS)})")
+        for file in files:
             tensors |= read_file(file)
     tensors = {name.removeprefix("_orig_mod."): tensor for name, tensor in tensors.items()}
     return config, tensors, saved.get("step", 0), saved.get("tokens_processed", 0)
@@ -77,15 +66,11 @@ def read(layout, source):
 
 def fill(model, rows, tensors, unread):
     """(state dict of `model` in fp32, names not needed). UserError for a tensor that is missing, left over or unfit."""
-    state, made = {}, {}
-    if model.config.tie_embeddings:
-        embed, head = rows["embed"] + ".weight", rows["head"] + ".weight"
-        rows = {**rows, "head": rows["embed"]}
-        if embed in tensors and head in tensors and torch.equal(tensors[embed], tensors[head]):
-            unread += "|" + re.escape(head)                                 # a copy of the embedding
-    parameters = model.state_dict()
-    for ours, key in places(rows, parameters).items():
-        theirs, k, n, h = key
+    parameters, state, tied = model.state_dict(), {}, model.config.tie_embeddings
+    table = places(rows, parameters)
+    if tied:
+        del table["head.weight"]
+    for ours, (theirs, k, n, h) in table.items():
         shape = list(parameters[ours].shape)
         if theirs not in tensors:
             raise UserError(f"the tensor {theirs} is missing")
@@ -93,10 +78,12 @@ def fill(model, rows, tensors, unread):
         if [i for i in tensor.shape if i > 1] != [i for i in whole if i > 1] or not tensor.is_floating_point():
             raise UserError(f"{theirs} is {tuple(tensor.shape)}, {tensor.dtype}: by its config it must be "
                             f"{tuple(whole)}, a float")
-        if key not in made:                                                 # tied weights stay one
-            made[key] = tensor.reshape(h, n, -1)[:, k].reshape(shape).to(torch.float32, copy=True)
-        state[ours] = made[key]
-    rest = sorted(set(tensors) - {theirs for theirs, *_ in made})
+        state[ours] = tensor.reshape(h, n, -1)[:, k].reshape(shape).to(torch.float32, copy=True)
+    rest = sorted(set(tensors) - {theirs for theirs, *_ in table.values()})
+    if tied:
+        head, state["head.weight"] = rows["head"] + ".weight", state["embed.weight"]
+        if head in rest and torch.equal(tensors[head].float(), state["head.weight"]):
+            unread += "|" + re.escape(head)                                 # a copy of the embedding
     if left := [name for name in rest if not re.fullmatch(unread, name)]:
         raise UserError(f"the model has no place for {len(left)} of its tensors: {', '.join(left[:8])}")
     return state, rest
@@ -113,24 +100,32 @@ def choose_tokenizer(asked, layout, source, published, vocab_size):
         last, file = 50256 if name == "gpt2" else load_tokenizer(name).n_vocab - 1, Path(name).expanduser()
     elif (file := source / "tokenizer.json").exists():
         name, inner = "tokenizer.json", JsonTokenizer(file).inner
-        last, said = max(inner.get_vocab().values()), {"begin": inner.encode("").ids}
-        for key in ("bos", "eos") if layout == "llama" else ():
-            if published.get(f"{key}_token_id") is not None:
-                said[key] = published[f"{key}_token_id"]
+        said = {"begin": inner.encode("").ids}
+        last = max([*inner.get_vocab().values(), *said["begin"]])
+        if layout == "llama":
+            said |= fields(published, "bos=bos_token_id? eos=eos_token_id?")
     else:
         raise UserError(f"{source} has no tokenizer.json: add --tokenizer gpt2, byte or the path of a file of merge "
                         "ranks")
     if last >= vocab_size:
-        raise UserError(f"the tokenizer {name} has ids up to {last:,}, the model only {vocab_size:,} ids")
+        raise UserError(f"the tokenizer {name} has ids up to {last:,}, the model only {vocab_size:,} ids: name its "
+                        "own with --tokenizer")
+    for key in sorted(said.keys() & {"bos", "eos"}):
+        ids = said[key] if key == "eos" and isinstance(said[key], list) else [said[key]]
+        if not ids or not all(type(i) is int and 0 <= i < vocab_size for i in ids):
+            raise UserError(f"{key}_token_id {said[key]} of config.json is no id of the model: it has {vocab_size:,}")
     return {"tokenizer": name, **said}, file
 
 
 def convert(layout, source, out, asked=None):
     """Makes the run folder `out`; returns a line about it. UserError if that cannot be done."""
-    published, tensors, step, tokens = read(layout, source)
-    name, fields, rows, unread = LAYOUTS[layout](published, tensors)
+    try:
+        published, tensors, step, tokens = read(layout, source)
+        name, options, rows, unread = LAYOUTS[layout](published, tensors)
+    except KeyError as e:
+        raise UserError(f"{source} has no {e.args[0]}") from None
     with user_errors(), torch.device("meta"):
-        model = models.build(name, **fields)
+        model = models.build(name, **options)
     state, rest = fill(model, rows, tensors, unread)
     tokenizer, file = choose_tokenizer(asked, layout, source, published, model.config.vocab_size)
     options = {"model": name, "preset": "converted", "seq_len": min(2048, model.config.max_len), "dtype": "fp32"}
@@ -150,8 +145,9 @@ def convert(layout, source, out, asked=None):
 
 def export(command, source, out):
     """Makes the transformers folder `out` of a run; returns a line about it. UserError if that cannot be done."""
+    from safetensors.torch import save
     source, (architecture, rows) = Path(run_folder(source)), EXPORTS[command]
-    package, (model, run) = safetensors(), runs.load(source)
+    model, run = runs.load(source)
     c, state = model.config, model.state_dict()
     if run["model"] != "gpt":
         raise UserError(f"{source} is a run of {run['model']}: only runs of gpt can be exported")
@@ -167,13 +163,13 @@ def export(command, source, out):
         num_key_value_heads=c.n_kv_head, head_dim=c.d_head, hidden_act="silu", max_position_embeddings=c.max_len,
         rms_norm_eps=c.norm_eps, rope_theta=c.rope_theta, tie_word_embeddings=c.tie_embeddings, torch_dtype="float32",
         bos_token_id=run.get("bos", eot), eos_token_id=run.get("eos", eot))
+    state |= {name: state[name][:n].contiguous() for name in ("embed.weight", "head.weight")}
     if c.tie_embeddings:
         del state["head.weight"]
-    tensors = {theirs: state[ours][:n].contiguous() if ours in ("embed.weight", "head.weight") else state[ours]
-               for ours, (theirs, *_) in places(rows, state).items()}
+    tensors = {theirs: state[ours] for ours, (theirs, *_) in places(rows, state).items()}
     with runs.folder_atomically(out) as folder:
         runs.write_text(folder / "config.json", json.dumps(config, indent=1))
-        runs.write_atomically(folder / "model.safetensors", lambda f: f.write(package.save(tensors, {"format": "pt"})))
+        runs.write_atomically(folder / "model.safetensors", lambda f: f.write(save(tensors, {"format": "pt"})))
         if copied := (source / "tokenizer.json").is_file():
             shutil.copyfile(source / "tokenizer.json", folder / "tokenizer.json")
             kind = {"tokenizer_class": "PreTrainedTokenizerFast"}           # else Llama's or Qwen's rules apply

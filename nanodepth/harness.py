@@ -97,9 +97,9 @@ class HarnessLM(TemplateLM):
     def tok_encode(self, string, add_special_tokens=True, **kwargs):
         """The tokens of a text, behind what the model's own tokenizer begins every text with (Llama's `<s>`).
 
-        Half a surrogate pair, which is not in UTF-8, becomes U+FFFD. UserError for an answer of no tokens after "".
+        UserError for an answer of no tokens after "".
         """
-        tokens = self.encoding.encode_ordinary(string.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+        tokens = self.encoding.encode_ordinary(string)
         if add_special_tokens is False and not tokens:                      # TemplateLM takes the first one of these
             raise UserError(f"the continuation {string!r} has no tokens: it cannot be scored")
         begun = add_special_tokens is False or tokens[:len(self.begin)] == self.begin

@@ -1,8 +1,8 @@
 """Layouts of published checkpoints: which of their tensors is which parameter of ours, and what we cannot convert.
 
 A layout takes the published config and tensors, and may rename tensors in their dict. It returns our model's name, its
-Config fields, a table of names, and a pattern of the tensors that we do not need. UserError for a setting that our
-models do not have.
+Config fields, a table of names, and a pattern of the tensors that we do not need. KeyError for what the config lacks,
+UserError for a setting that our models do not have.
 
 A table is {ours: theirs} for modules or parameters, in which N is the number of a layer. "theirs:k/n" is the k-th of n
 equal blocks of rows, "theirs:k/n/h" that of each of h heads.
@@ -12,14 +12,6 @@ import math
 import re
 
 from nanodepth.cli import UserError
-
-MOVED = (  # model, pattern of the option that its file had, the file that has it today
-    ("exoformer", "anchor=first_layer", "nuresformer"), ("exoformer", "mixing=dynamic", "exoformer_dynamic"),
-    ("exoformer", "norm_streams=", "exoformer with --norms none"),
-    ("attnres", "additive=True", "attnres_delta"), ("attnres", "block_size=(?!1$).*", "attnres_block"),
-    ("hyperconnections", "connection=manifold", "mhc"), ("hyperconnections", "connection=lite", "mhc_lite"),
-    ("hyperconnections", "connection=static", "hyperconnections with --no-dynamic"),
-    ("muddformer", "(dynamic|multiway|ffn_realloc)=False|streams=(?!qkvr$).*", "muddformer_ablations"))
 
 
 def table(words, block, block_words):
@@ -34,7 +26,7 @@ def places(rows, names):
     for ours in names:
         layer, general = re.search(r"\.(\d+)\.", ours), re.sub(r"\.\d+\.", ".N.", ours)
         module, kind = general.rsplit(".", 1)
-        theirs, _, part = (rows[general] if general in rows else rows[module]).partition(":")
+        theirs, _, part = (rows.get(general) or rows[module]).partition(":")
         if general not in rows:
             theirs += f".{kind}"
         k, n, h = [*map(int, part.split("/")), 1][:3] if part else (0, 1, 1)
@@ -42,21 +34,11 @@ def places(rows, names):
     return found
 
 
-def get(config, name):
-    """config[name]. UserError if it is missing or None."""
-    if config.get(name) is None:
-        raise UserError(f"the source has no {name}")
-    return config[name]
-
-
 def fields(config, words):
     """{ours: config[theirs]} of words ours=theirs. One with "?" is left out if the config does not have it."""
-    found = {}
-    for word in words.split():
-        ours, theirs = word.rstrip("?").split("=")
-        if word[-1] != "?" or config.get(theirs) is not None:
-            found[ours] = get(config, theirs)
-    return found
+    pairs = [word.split("=") for word in words.split()]
+    return {ours: config[theirs.rstrip("?")] for ours, theirs in pairs
+            if theirs[-1] != "?" or config.get(theirs[:-1]) is not None}
 
 
 def need(config, **wanted):
@@ -68,15 +50,13 @@ def need(config, **wanted):
 
 def rope_theta(config, base="rope_theta", share=1.0):
     """The base of the rotary positions. UserError if they are scaled, or turn more or less of a head than `share`."""
-    if config.get("rope_scaling") and config.get("rope_parameters"):
-        raise UserError("rope_scaling beside rope_parameters cannot be converted, only one of them")
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    said = {"rope_type": rope.get("type", "default"),
-            "partial_rotary_factor": config.get("partial_rotary_factor") or share, **rope}
-    need(said, rope_type="default", partial_rotary_factor=share)
-    if others := set(rope) - {"type", "rope_type", "rope_theta", "partial_rotary_factor"}:
-        raise UserError(f"rotary positions with {', '.join(sorted(others))} cannot be converted")
-    return rope.get("rope_theta") or config.get(base) or 10000.0            # in transformers' order
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}        # in transformers' order
+    said = {"partial_rotary_factor": config.get("partial_rotary_factor") or share, **rope}
+    plain = {"type": "default", "rope_type": "default", "partial_rotary_factor": share}
+    for name, value in said.items():
+        if name != "rope_theta" and value != plain.get(name):
+            raise UserError(f"rotary positions with {name} {repr(value)[:60]} cannot be converted")
+    return rope.get("rope_theta") or config.get(base) or 10000.0
 
 
 # ---------------------------------------------------------------------------------------------------------- the layouts
@@ -90,65 +70,40 @@ EXOFORMER = table(
 
 
 def exoformer(args, tensors):
-    """OBPM: q, k, v and the gate are one matrix, and so are value and gate of the MLP; lambda 1 is the anchor's."""
-    rope_theta(args)
+    """OBPM: q, k, v and the gate are one matrix, and so are value and gate of the MLP; lambda 1 is the anchor's.
+
+    A NuResFormer comes from one of two of the authors' files. oldmodels/model2.py normalises all anchors: v and g by
+    norms that only it has, q and k by the first layer's QK norm. oldmodels/model1.py normalises none, whatever the
+    flags say. If they ask for q and k alone, anchor_delta_enabled tells it from today's model.py, which dropped that.
+    """
     need({"act_type": "gelu", "norm_pos": "after", **args}, act_type="swiglu", norm_pos="before",
          rmsnorm_use_weight=True, rmsnorm_use_bias=False, clip_qkv=None, yarn_enabled=False, logit_soft_cap=None,
-         embedding_layer0_mix_enabled=False, anchor_delta_enabled=False)
-    for flag, name in dict(smear_gate_enabled="smear_lambda", per_layer_backout="backout_lambdas").items():
-        if tensors[name].any() if name in tensors else get(args, flag):
-            raise UserError(f"{flag} cannot be converted, unless {name} is 0")
-    config = fields(args, "vocab_size=vocab_size n_layer=n_layer n_head=n_head d_model=n_embd max_len=block_size "
-                          "rope_theta=rope_theta norm_eps=rmsnorm_eps tie_embeddings=weight_tying qk_norm=qk_norm")
-    config["d_ff"] = (args.get("mlp_hidden_dim") or int(get(args, "mlp_ratio") * config["d_model"])) // 2
-    config["gate"], n = ("elementwise", 4) if get(args, "gated_attention_enabled") else ("none", 3)
-    rows = dict(EXOFORMER)
-    for k, (ours, s) in enumerate(zip(("wq", "wk", "wv", "gate")[:n], "qkvg")):
-        at, theirs = f"blocks.N.attn.{ours}", "transformer.layers.N.attn."
-        rows |= {at: f"{theirs}c_attn:{k}/{n}", f"{at}.lambda_anchor": f"{theirs}lambda_{s}1",
-                 f"{at}.lambda_self": f"{theirs}lambda_{s}2"}
-    unread = r"smear_gate\.weight|smear_lambda|backout_lambdas"
-    mixed = [get(args, f"{s}_res_enabled") for s in ("query", "key", "value", "gate")[:n]]
-    if not any(mixed):
-        unread += r"|anchor_\w+\.weight|.*\.[vg](_res)?_norm\.weight|.*\.dynamic_mixing\..*"
-        return "gpt", config, rows, unread
-    need(args, gated_attention_enabled=True, query_res_enabled=True, key_res_enabled=True, value_res_enabled=True,
-         gate_res_enabled=True)
-    external, dynamic = "anchor_proj.weight" in tensors, any(".dynamic_mixing." in name for name in tensors)
-    if dynamic:
-        need(args, dynamic_mixing_hidden_dim=16)
-        if not external:
-            raise UserError("dynamic_mixing_enabled without decouple_anchor cannot be converted, only with it")
-    norms = exoformer_norms(args, tensors, external)
-    if "".join(norms) not in ("qkvg", "qk", ""):
-        raise UserError(f"norms of the anchors {', '.join(norms)} cannot be converted, only of q and k, of all, or "
-                        "of none (q_residual_norm_enabled and so on)")
-    rows |= {f"anchor_norms.{s}_norm": name for s, name in norms.items()}
-    config |= dict(granularity=get(args, "residual_mode"), norms="".join(norms) or "none")
-    if external:
-        return "exoformer_dynamic" if dynamic else "exoformer", config, rows, unread
-    return "nuresformer", config, rows, unread + r"|.*\.[vg]_norm\.weight"         # of the later layers in model2.py
-
-
-def exoformer_norms(args, tensors, external):
-    """{stream: the authors' norm of its anchor}.
-
-    Anchors of a first layer: the tensors tell which of the authors' files made them. oldmodels/model2.py normalises all
-    (it has v_norm), model3.py and later what the flags say (v_res_norm, g_res_norm), model1.py none, whatever they say.
-    Without such a tensor it is model1.py, unless the flags ask for neither v nor g and anchor_delta_enabled, which
-    model.py dropped, is missing. Normalised anchors of q and k are the first layer's after its QK norm, so they have
-    its gains.
-    """
-    at = "transformer.layers.0.attn."
-    flagged = [s for s in "qkvg" if get(args, f"{s}_residual_norm_enabled")]
-    if external:
-        return {s: f"anchor_{s}_norm" for s in flagged}
-    if at + "v_norm.weight" in tensors:
-        return {s: f"{at}{s}_norm" for s in "qkvg"}
-    if not {at + "v_res_norm.weight", at + "g_res_norm.weight"} & set(tensors):
-        if "anchor_delta_enabled" in args or {"v", "g"} & set(flagged):
-            return {}
-    return {s: f"{at}{s}_{'res_' if s in 'vg' else ''}norm" for s in flagged if s in "vg" or args["qk_norm"]}
+         smear_gate_enabled=False, per_layer_backout=False, embedding_layer0_mix_enabled=False,
+         anchor_delta_enabled=False)
+    found = fields(args, "vocab_size=vocab_size n_layer=n_layer n_head=n_head d_model=n_embd max_len=block_size "
+                         "rope_theta=rope_theta norm_eps=rmsnorm_eps tie_embeddings=weight_tying qk_norm=qk_norm")
+    found["d_ff"] = (args.get("mlp_hidden_dim") or int(args["mlp_ratio"] * found["d_model"])) // 2
+    found["gate"], n = ("elementwise", 4) if args["gated_attention_enabled"] else ("none", 3)
+    rows, theirs = dict(EXOFORMER), "transformer.layers.N.attn."
+    for k, (name, s) in enumerate(dict(wq="q", wk="k", wv="v", gate="g").items()):
+        ours = f"blocks.N.attn.{name}"
+        rows |= {ours: f"{theirs}c_attn:{k}/{n}", f"{ours}.lambda_anchor": f"{theirs}lambda_{s}1",
+                 f"{ours}.lambda_self": f"{theirs}lambda_{s}2", f"anchor_norms.{s}_norm": f"anchor_{s}_norm"}
+    mixed = ["query_res_enabled", "key_res_enabled", "value_res_enabled", "gate_res_enabled"]
+    if not any(args[flag] for flag in mixed[:n]):
+        return "gpt", found, rows, r"anchor_\w+\.weight|.*\.[vg](_res)?_norm\.weight|.*\.dynamic_mixing\..*"
+    need(args, gated_attention_enabled=True, **dict.fromkeys(mixed, True))
+    norms = "".join(s for s in "qkvg" if args[f"{s}_residual_norm_enabled"]) or "none"
+    found |= dict(granularity=args["residual_mode"], norms=norms)
+    if "anchor_proj.weight" in tensors:
+        dynamic = any(".dynamic_mixing." in name for name in tensors)
+        return "exoformer_dynamic" if dynamic else "exoformer", found, rows, ""
+    first = "transformer.layers.0.attn."
+    found["norms"] = "qkvg" if f"{first}v_norm.weight" in tensors else "none"
+    if found["norms"] == "none" and norms in ("q", "k", "qk") and "anchor_delta_enabled" not in args:
+        raise UserError(f"a first layer's normalised {norms} as anchors cannot be converted: all four, or none")
+    rows |= {f"anchor_norms.{s}_norm": f"{first}{s}_norm" for s in "qkvg"}
+    return "nuresformer", found, rows, r".*\.[vg]_norm\.weight"                     # of model2.py's later layers
 
 
 MUDDFORMER = table(
@@ -164,15 +119,12 @@ def muddformer(config, tensors):
     need({"round64": False, "expand_last": False, **config}, model_type="muddformer", dense=True, dynamic_dense=True,
          dense_type="qkvr", sepln=True, tie_word_embeddings=False, round64=True, expand_last=True)
     found = fields(config, "vocab_size=vocab_size n_layer=n_layer n_head=n_head d_model=dim max_len=block_size "
-                           "norm_eps=norm_eps?")
-    if config.get("n_local_heads") != -1:
-        need(config, n_local_heads=found["n_head"])
+                           "norm_eps=norm_eps? qk_norm=use_qk_norm?")
     found["d_ff"] = config.get("intermediate_size") or 256 * math.ceil(8 * found["d_model"] // 3 / 256)
-    if "layers.0.attention_norm.weight" in tensors:
-        norm = tensors.pop("layers.0.attention_norm.weight")
-        tensors |= {f"layers.0.attention_norms.{j}.weight": norm for j in range(3)}
-    found |= dict(rope_theta=rope_theta(config, "rope_base"), qk_norm=config.get("use_qk_norm", False))
-    return "muddformer", found, MUDDFORMER, r".*[kv]_cache|.*layer_cache"
+    found["rope_theta"] = rope_theta(config, "rope_base")
+    norm = tensors.pop("layers.0.attention_norm.weight")
+    tensors |= {f"layers.0.attention_norms.{j}.weight": norm for j in range(3)}
+    return "muddformer", {"qk_norm": False, **found}, MUDDFORMER, r".*[kv]_cache|.*layer_cache"
 
 
 LLAMA = table(
@@ -187,9 +139,7 @@ def llama(config, tensors, family="llama"):
     """LlamaForCausalLM, gpt.py without QK norm; and Qwen3ForCausalLM, which has it."""
     need(config, model_type=family, hidden_act="silu", attention_bias=False, mlp_bias=False, sliding_window=None,
          quantization_config=None)
-    found = fields(config, "vocab_size=vocab_size n_layer=num_hidden_layers n_head=num_attention_heads "
-                           "d_model=hidden_size n_kv_head=num_key_value_heads? d_ff=intermediate_size "
-                           "max_len=max_position_embeddings norm_eps=rms_norm_eps tie_embeddings=tie_word_embeddings?")
+    found = fields(config, HF + "n_kv_head=num_key_value_heads? norm_eps=rms_norm_eps")
     d_head = config.get("head_dim")
     if d_head and d_head * found["n_head"] != found["d_model"]:
         raise UserError(f"head_dim {d_head} cannot be converted, only hidden_size / num_attention_heads")
@@ -205,7 +155,6 @@ GPT2 = table(
 
 def gpt2(config, tensors):
     """GPT2LMHeadModel, with or without `transformer.` before the names: its matrices are transposed, q, k, v one."""
-    rope_theta(config)
     need(config, model_type="gpt2", activation_function="gelu_new", scale_attn_weights=True,
          scale_attn_by_inverse_layer_idx=False, add_cross_attention=False, quantization_config=None)
     found = fields({"tie_word_embeddings": True, **config},
@@ -228,9 +177,7 @@ def pythia(config, tensors):
     """GPTNeoXForCausalLM: the rows of query_key_value are head by head q, k, v."""
     need(config, model_type="gpt_neox", hidden_act="gelu", use_parallel_residual=True, attention_bias=True,
          rotary_pct=0.25, quantization_config=None)
-    found = fields(config, "vocab_size=vocab_size n_layer=num_hidden_layers n_head=num_attention_heads "
-                           "d_model=hidden_size d_ff=intermediate_size max_len=max_position_embeddings "
-                           "norm_eps=layer_norm_eps tie_embeddings=tie_word_embeddings?")
+    found = fields(config, HF + "norm_eps=layer_norm_eps")
     found["rope_theta"] = rope_theta(config, "rotary_emb_base", 0.25)
     rows = {ours: theirs.replace("/3", f"/3/{found['n_head']}") for ours, theirs in PYTHIA.items()}
     return "pythia", found, rows, r".*\.attention\.((masked_)?bias|rotary_emb\.inv_freq)"

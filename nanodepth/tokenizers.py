@@ -91,7 +91,7 @@ class JsonTokenizer:
             raise UserError(f"{path}: not a tokenizer.json: {e}") from None
         self.inner.no_truncation()                                      # settings of training, not of the text
         self.inner.no_padding()
-        self.n_vocab = self.inner.get_vocab_size()
+        self.n_vocab = 1 + max(self.inner.get_vocab().values(), default=-1)                 # there may be holes
         ids = map(self.inner.token_to_id, (EOT, "<|end_of_text|>", "</s>"))
         self.eot_token = next((i for i in ids if i is not None), None)
         if self.eot_token is None:

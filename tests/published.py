@@ -1,7 +1,8 @@
-"""Small random checkpoints in each published layout; what those of papers' authors compute, from the equations."""
+"""Small random checkpoints in each published layout, and what they compute: by the equations, or by transformers."""
 import json
 import math
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -29,6 +30,7 @@ GPT2 = dict(model_type="gpt2", vocab_size=37, n_positions=16, n_embd=16, n_layer
 PYTHIA = dict(model_type="gpt_neox", vocab_size=37, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
               num_attention_heads=2, max_position_embeddings=16, layer_norm_eps=1e-5, hidden_act="gelu",
               rotary_pct=0.25, rotary_emb_base=500, use_parallel_residual=True, tie_word_embeddings=False)
+CLASSES = dict(llama=("Llama", LLAMA), qwen3=("Qwen3", QWEN3), gpt2=("GPT2", GPT2), pythia=("GPTNeoX", PYTHIA))
 IDX = torch.randint(37, (2, 9), generator=torch.Generator().manual_seed(0))
 
 
@@ -36,7 +38,7 @@ def off(*names):
     return {f"{name}_enabled": False for name in names}
 
 
-RES, FIRST = off("query_res", "key_res", "value_res", "gate_res"), dict(decouple_anchor=False)
+RES = off("query_res", "key_res", "value_res", "gate_res")
 QK_NORM = off("v_residual_norm", "g_residual_norm")
 NO_NORM = QK_NORM | off("q_residual_norm", "k_residual_norm")
 
@@ -57,16 +59,13 @@ def obpm(**changes):
     file = changes.pop("file", "model")
     c = {**OBPM, **changes}
     if file != "model":
-        c |= dict(anchor_delta_enabled=False, dynamic_mixing_enabled=True)
+        c |= dict(decouple_anchor=False, anchor_delta_enabled=False)
     d, H, V = c["n_embd"], c["n_head"], c["vocab_size"]
     D, hidden, gated = d // H, c["mlp_hidden_dim"] or int(d * c["mlp_ratio"]), c["gated_attention_enabled"]
     streams, full = "qkvg" if gated else "qkv", dict(q="query", k="key", v="value", g="gate")
-    external = c["decouple_anchor"] and file == "model"
     shapes = {"transformer.wte.weight": (V, d), "transformer.final_norm.weight": (d,)}
     shapes |= {} if c["weight_tying"] else {"lm_head.weight": (V, d)}
-    shapes |= {"smear_gate.weight": (1, 12), "smear_lambda": (1,)} if c["smear_gate_enabled"] else {}
-    shapes |= {"backout_lambdas": (c["n_layer"],)} if c["per_layer_backout"] else {}
-    if external:
+    if file == "model":
         shapes["anchor_proj.weight"] = (len(streams) * d, d)
         shapes |= {f"anchor_{s}_norm.weight": (D,) for s in streams if c[f"{s}_residual_norm_enabled"]}
     for i in range(c["n_layer"]):
@@ -76,22 +75,18 @@ def obpm(**changes):
                    at + "mlp.fc1.weight": (hidden, d), at + "mlp.fc2.weight": (d, hidden // 2)}
         if c["qk_norm"]:
             shapes |= {f"{at}attn.{s}_norm.weight": (D,) for s in ("qkvg" if file == "model2" else "qk")}
-        if external or i:
+        if file == "model" or i:
             shape = dict(elementwise=(H, D), headwise=(H,), scalar=())[c["residual_mode"]]
             shapes |= {f"{at}attn.lambda_{s}{j}": shape for s in streams for j in (1, 2) if c[f"{full[s]}_res_enabled"]}
             if c["dynamic_mixing_enabled"] and file == "model":
-                n = 2 * len(streams)
-                shapes |= {f"{at}attn.dynamic_mixing.{name}": shape for name, shape in
-                           (("fc1.weight", (c["dynamic_mixing_hidden_dim"], d)), ("fc2.weight", (n, 16)),
-                            ("fc2.bias", (n,)))}
-        elif file == "model":
-            shapes |= {f"{at}attn.{s}_res_norm.weight": (D,) for s in "vg" if c[f"{s}_residual_norm_enabled"]
-                       and s in streams}
+                n, mixing = c["dynamic_mixing_hidden_dim"], f"{at}attn.dynamic_mixing.fc"
+                shapes |= {f"{mixing}1.weight": (n, d), f"{mixing}2.weight": (8, n), f"{mixing}2.bias": (8,)}
     return c, draw(shapes)
 
 
 def mudd(**changes):
-    c = {**MUDD, **changes}
+    """The same with MUDDFormer's; a setting that is None is left out."""
+    c = {key: value for key, value in {**MUDD, **changes}.items() if value is not None}
     d, V, L, D = c["dim"], c["vocab_size"], c["n_layer"], c["dim"] // c["n_head"]
     shapes = {"tok_embeddings.weight": (V, d), "norm.weight": (d,), "output.weight": (V, d)}
     for i in range(L):
@@ -101,7 +96,7 @@ def mudd(**changes):
         shapes |= {f"dense_bs.{i}": (C, i + 2), f"dynamic_dense.{i}.w1.weight": (hidden, d),
                    f"dynamic_dense.{i}.w2.weight": (K, hidden)}
         shapes |= {f"{at}attention.w{s}.weight": (d, d) for s in "qkvo"}
-        shapes |= {f"{at}attention.{s}_norm.weight": (D,) for s in "qk" if c["use_qk_norm"]}
+        shapes |= {f"{at}attention.{s}_norm.weight": (D,) for s in "qk" if c.get("use_qk_norm")}
         shapes |= {f"{at}feed_forward.w{j}.weight": (d, f) if j == 2 else (f, d) for j in (1, 2, 3)}
         shapes |= {at + "ffn_norm.weight": (d,)}
         norms = [f"attention_norms.{j}" for j in range(3)] if i else ["attention_norm"]
@@ -109,50 +104,25 @@ def mudd(**changes):
     return c, draw(shapes)
 
 
-def llama(base=LLAMA, **changes):
-    c = {**base, **changes}
-    d, f, V, H = c["hidden_size"], c["intermediate_size"], c["vocab_size"], c["num_attention_heads"]
-    kv = d // H * (c["num_key_value_heads"] or H)
-    shapes = {"model.embed_tokens.weight": (V, d), "model.norm.weight": (d,)}
-    shapes |= {} if c["tie_word_embeddings"] else {"lm_head.weight": (V, d)}
-    for i in range(c["num_hidden_layers"]):
-        at = f"model.layers.{i}."
-        shapes |= {f"{at}self_attn.{s}_proj.weight": shape
-                   for s, shape in dict(q=(d, d), k=(kv, d), v=(kv, d), o=(d, d)).items()}
-        shapes |= {f"{at}mlp.{s}_proj.weight": shape for s, shape in dict(gate=(f, d), up=(f, d), down=(d, f)).items()}
-        shapes |= {at + "input_layernorm.weight": (d,), at + "post_attention_layernorm.weight": (d,)}
-        shapes |= {f"{at}self_attn.{s}_norm.weight": (d // H,) for s in "qk" if base is QWEN3}
-    return c, draw(shapes)
+def theirs(layout, config):
+    """transformers' model by a config.json, every parameter drawn."""
+    transformers = pytest.importorskip("transformers")
+    settings = getattr(transformers, f"{CLASSES[layout][0]}Config")(**json.loads(json.dumps(config)))
+    model = transformers.AutoModelForCausalLM.from_config(settings).eval()
+    model.load_state_dict(draw({name: p.shape for name, p in model.named_parameters()}), strict=False)     # tied heads
+    return model
 
 
-def qwen3(**changes):
-    return llama(QWEN3, **changes)
-
-
-def gpt2(at="", **changes):
-    c = {**GPT2, **changes}
-    d, f = c["n_embd"], c["n_inner"] or 4 * c["n_embd"]
-    shapes = {at + "wte.weight": (c["vocab_size"], d), at + "wpe.weight": (c["n_positions"], d)}
-    shapes |= {} if c.get("tie_word_embeddings", True) else {"lm_head.weight": (c["vocab_size"], d)}
-    for i in range(c["n_layer"]):
-        for name, shape in {"attn.c_attn": (d, 3 * d), "attn.c_proj": (d, d), "mlp.c_fc": (d, f), "mlp.c_proj": (f, d),
-                            "ln_1": (d,), "ln_2": (d,)}.items():
-            shapes |= {f"{at}h.{i}.{name}.weight": shape, f"{at}h.{i}.{name}.bias": shape[-1:]}
-    return c, draw(shapes | {at + "ln_f.weight": (d,), at + "ln_f.bias": (d,)})
-
-
-def pythia(**changes):
-    c = {**PYTHIA, **changes}
-    d, f, V = c["hidden_size"], c["intermediate_size"], c["vocab_size"]
-    shapes = {"gpt_neox.embed_in.weight": (V, d)} | ({} if c["tie_word_embeddings"] else {"embed_out.weight": (V, d)})
-    for i in range(c["num_hidden_layers"]):
-        for name, shape in {"attention.query_key_value": (3 * d, d), "attention.dense": (d, d),
-                            "mlp.dense_h_to_4h": (f, d), "mlp.dense_4h_to_h": (d, f), "input_layernorm": (d,),
-                            "post_attention_layernorm": (d,)}.items():
-            at = f"gpt_neox.layers.{i}.{name}"
-            shapes |= {at + ".weight": shape, at + ".bias": shape[:1]}
-    at = "gpt_neox.final_layer_norm"
-    return c, draw(shapes | {at + ".weight": (d,), at + ".bias": (d,)})
+def family(layout):
+    """make(**changes) of a layout of transformers: (config, tensors) in the shapes of the unchanged config, but for
+    the vocabulary and whether the head is tied."""
+    def make(**changes):
+        base = CLASSES[layout][1]
+        shaped = {key: changes[key] for key in ("vocab_size", "tie_word_embeddings") if key in changes}
+        tensors = dict(theirs(layout, base | shaped).named_parameters())
+        named = dict(gpt2=("transformer.", ""), pythia=("lm_head", "embed_out")).get(layout, ("", ""))    # in the files
+        return {**base, **changes}, {name.replace(*named): p.detach() for name, p in tensors.items()}
+    return make
 
 
 def norm(x, gain=1.0, eps=1e-6):
@@ -191,7 +161,7 @@ def obpm_logits(c, p, file="model"):
         a = norm(x, at["attn_norm.weight"])
         own = raw = heads(a @ at["attn.c_attn.weight"].T)
         if anchors:
-            gamma = 1.0 + torch.zeros(*a.shape[:2], 8)
+            gamma = torch.ones(*a.shape[:2], 8)
             if "attn.dynamic_mixing.fc1.weight" in at:
                 mlp = F.gelu(a @ at["attn.dynamic_mixing.fc1.weight"].T)
                 gamma = torch.sigmoid(mlp @ at["attn.dynamic_mixing.fc2.weight"].T + at["attn.dynamic_mixing.fc2.bias"])
@@ -206,10 +176,6 @@ def obpm_logits(c, p, file="model"):
             anchors = dict(raw)
             if file == "model2":
                 anchors |= dict(q=q, k=k) | {s: norm(raw[s], at[f"attn.{s}_norm.weight"]) for s in "vg"}
-            elif file == "model":
-                anchors |= {s: u for s, u in (("q", q), ("k", k)) if c[f"{s}_residual_norm_enabled"]}
-                anchors |= {s: norm(raw[s], at[f"attn.{s}_res_norm.weight"]) for s in "vg"
-                            if f"attn.{s}_res_norm.weight" in at}
         y = attend(rotate(q, theta), rotate(k, theta), own["v"]) * (own["g"].sigmoid() if gated else 1.0)
         x = x + y.flatten(-2) @ at["attn.c_proj.weight"].T
         value, gate = (norm(x, at["mlp_norm.weight"]) @ at["mlp.fc1.weight"].T).chunk(2, -1)
@@ -226,9 +192,9 @@ def mudd_logits(c, p):
         gains = [p[at + (f"attention_norms.{j}.weight" if i else "attention_norm.weight")] for j in range(3)]
         q, k, v = ((norm(x, gain) @ p[f"{at}attention.w{s}.weight"].T).unflatten(-1, (c["n_head"], -1))
                    for x, gain, s in zip(inputs, gains, "qkv"))
-        if c["use_qk_norm"]:
+        if c.get("use_qk_norm"):
             q, k = norm(q, p[at + "attention.q_norm.weight"]), norm(k, p[at + "attention.k_norm.weight"])
-        y = attend(rotate(q, c["rope_base"]), rotate(k, c["rope_base"]), v)
+        y = attend(*(rotate(x, c.get("rope_base", 10000)) for x in (q, k)), v)
         h = inputs[3] + y.flatten(-2) @ p[at + "attention.wo.weight"].T
         b = norm(h, p[at + "ffn_norm.weight"])
         up = F.silu(b @ p[at + "feed_forward.w1.weight"].T) * (b @ p[at + "feed_forward.w3.weight"].T)
@@ -276,4 +242,5 @@ def trained(folder, name="gpt", tokenizer="byte", n_vocab=None, **changes):
     return folder
 
 
-MAKE = dict(exoformer=obpm, muddformer=mudd, llama=llama, qwen3=qwen3, gpt2=gpt2, pythia=pythia)
+MAKE = dict(exoformer=obpm, muddformer=mudd, **{layout: family(layout) for layout in CLASSES})
+llama = MAKE["llama"]
