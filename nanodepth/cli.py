@@ -74,7 +74,7 @@ def of_the_machine(error, memory):
     if isinstance(error, OSError) and error.filename:
         return UserError(f"{error.filename2 or error.filename}: {error.strerror}")
     if isinstance(error, ModuleNotFoundError):
-        return UserError(f"this needs a package that is missing: pip install {error.name}")
+        return UserError(f"this needs a package that is missing: pip install {error.name.split('.')[0]}")
     if type(error).__name__.startswith("Dist") or "/gloo/" in text:         # torch.distributed's errors
         return UserError(f"another rank is gone: stopped; go on with --resume ({one_line(error)})", code=1)
     if cut_off := re.search(r"(\S+\.so): file too short", text):

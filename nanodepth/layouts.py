@@ -13,6 +13,10 @@ import re
 
 from nanodepth.cli import UserError
 
+HF = (  # most of a config.json of transformers
+    "vocab_size=vocab_size n_layer=num_hidden_layers n_head=num_attention_heads d_model=hidden_size "
+    "d_ff=intermediate_size max_len=max_position_embeddings tie_embeddings=tie_word_embeddings? ")
+
 
 def table(words, block, block_words):
     """{ours: theirs} of words ours=theirs; `block` is the beginning of their names in a block."""
