@@ -31,7 +31,6 @@ import tempfile
 import time
 from dataclasses import asdict
 from itertools import groupby
-from operator import attrgetter
 from statistics import median
 
 CACHE = tempfile.TemporaryDirectory()           # compile times are those of an empty cache, unless the user names one
@@ -87,9 +86,10 @@ def parse(argv):
     shape |= {name: getattr(args, name) for name in FLAGS if getattr(args, name) is not None}
     args.seq_len, contexts = shape["seq_len"], args.decode or [args.prompt]
     shape["max_len"] = max(args.seq_len, max(contexts) + args.new_tokens)
-    if min(args.rounds, args.batch, args.seq_len, *contexts) < 1 or args.new_tokens < bool(args.decode):
-        parser.error("--rounds, --batch, --seq_len, --prompt and --decode must be at least 1, --new_tokens at least 0, "
-                     "with --decode 1")
+    if min(args.rounds, args.batch, args.seq_len, *contexts) < 1:
+        parser.error("--rounds, --batch, --seq_len, --prompt and --decode must be at least 1")
+    if args.new_tokens < (1 if args.decode else 0):
+        parser.error("--new_tokens must be at least 0, and with --decode at least 1")
     if args.profile and (len(args.models or ()) != 1 or args.json or args.decode):
         parser.error("--profile takes one model, --models NAME, and neither --json nor --decode")
     if args.bytes and not args.compile:
@@ -166,8 +166,8 @@ def measure(row, base, args, rates):
 def measure_all(rows, args, shape, rates):
     """The results of all rows, each after its gpt."""
     results = []
-    by = attrgetter("against")
-    for spec, group in groupby(sorted(rows, key=by), by):
+    rows = sorted(rows, key=lambda row: row.against)
+    for spec, group in groupby(rows, key=lambda row: row.against):
         base = timing.Row(spec, args, shape)
         results += measure(base, base, args, rates)
         for row in group:
@@ -194,8 +194,10 @@ def trace(row, path):
 def table(results):
     """The results as lines of an aligned Markdown table, with the columns that any of them fills."""
     def cell(value, form, unit):
-        if value is None or form == "±":
-            return "-" if value is None else "{:.3f} ±{:.3f}".format(*value)
+        if value is None:
+            return "-"
+        if form == "±":
+            return "{:.3f} ±{:.3f}".format(*value)
         return format(value / unit if unit > 1 else value, form)
 
     columns = [column for column in COLUMNS if any(r.get(column[1]) is not None for r in results)]
