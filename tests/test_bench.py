@@ -34,6 +34,12 @@ def test_ratio_pairs_rounds():
     assert timing.ratio([2.0, 6.0, 2.0, 6.0], [1.0, 3.0, 1.0, 3.0]) == (0.5, 0.0)
 
 
+def test_the_two_take_turns_at_beginning():
+    seen = []
+    bench.in_turns("row", "gpt", 2, seen.append)
+    assert seen == ["gpt", "row", "row", "gpt"]
+
+
 def test_peak_memory_counts_what_a_step_allocates():
     row, _ = row_of()
     row.start()
