@@ -99,10 +99,9 @@ def parse(argv):
 
 def in_turns(row, base, rounds, work):
     """[work(row) of every round], [work(base) of every round]. The other one begins each time; row may be base."""
-    pair = [row] if row is base else [row, base]
-    found = {each: [] for each in pair}
+    found = {row: [], base: []}
     for i in range(rounds):
-        for each in pair if i % 2 else reversed(pair):
+        for each in found if i % 2 else reversed(found):
             found[each].append(work(each))
     return found[row], found[base]
 
@@ -138,9 +137,9 @@ def decoding(row, base, args, context):
     for each in {base, row}:
         each.prepare_decoding(context)
     seconds, base_seconds = in_turns(row, base, args.rounds, lambda each: each.decode())
-    whole, fixed = (sum(t.nbytes for t in timing.tensors_of(cache)) for cache in (row.cache, row.new_cache(0)))
     return {"context": context, "decode_tokens_per_s": 1 / median(seconds),
-            "decode_ratio": timing.ratio(seconds, base_seconds), "cache_bytes": whole, "fixed_bytes": fixed}
+            "decode_ratio": timing.ratio(seconds, base_seconds), "cache_bytes": timing.n_bytes(vars(row.cache)),
+            "fixed_bytes": timing.n_bytes(vars(row.new_cache(0)))}
 
 
 def measure(row, base, args, rates):

@@ -15,6 +15,7 @@ import torch._inductor.compile_fx
 import torch._inductor.metrics
 from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._pytree import tree_leaves
 from torch.utils.benchmark import Timer
 
 import models
@@ -27,13 +28,13 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")                             # to
 
 
 class Row:
-    """One model under test. args: those of bench.py, with the device and with ids, which are (idx, targets) (B, T).
+    """One model under test, on the device from start() to free(). against: the spec of the gpt to compare it with.
 
-    against: the spec of the gpt to compare it with. Nothing is on the device before start() and after free().
+    args: those of bench.py, with the device and with ids, which are (idx, targets) (B, T).
     """
 
     def __init__(self, spec, args, shape):
-        self.label, self.args = spec, args
+        self.label, self.args, self.model, self.decoder = spec, args, None, None
         self.name, options = parse_spec(spec)
         for key in ("vocab_size", "max_len"):
             if options.get(key, shape[key]) < shape[key]:
@@ -50,7 +51,6 @@ class Row:
         self.n_params = sum(p.numel() for p in model.parameters())
         self.flops = flops_per_token(model, args.seq_len)
         self.autocast = autocast(args.device, args.dtype)
-        self.model = self.decoder = None
 
     def costs(self):
         """What the model adds to gpt by its costs(): (parameters, FLOPs per token, numbers read per token), or None."""
@@ -58,8 +58,7 @@ class Row:
         return costs(self.config, self.args.seq_len) if costs and models.baseline(self.name) == "gpt" else None
 
     def start(self):
-        """The model on the device. If it is to train: also its optimizers, a first step, which compiles, and the peak.
-        """
+        """Puts the model on the device. If it is to train, a first step compiles it, another one gives the peak."""
         torch.manual_seed(0)
         self.model = models.module(self.name).Model(self.config)
         with torch.no_grad():
@@ -88,21 +87,20 @@ class Row:
 
     def step(self):
         """Seconds of forward, backward, optimizer."""
-        device, marks = self.args.device, [now(self.args.device)]
+        begin = now(self.args.device)
         with self.autocast:
             loss = self.model(*self.args.ids)[1]
-        marks.append(now(device))
+        forward = now(self.args.device)
         loss.backward()
-        marks.append(now(device))
+        backward = now(self.args.device)
         for opt in self.optimizers:
             opt.step()
             opt.zero_grad(set_to_none=True)
-        marks.append(now(device))
-        return [b - a for a, b in zip(marks, marks[1:])]
+        return forward - begin, backward - forward, now(self.args.device) - backward
 
     def peak_bytes(self):
         """The most that one step holds: this model's parameters and optimizer state, and what the step allocates."""
-        own = sum(t.nbytes for t in [*self.model.parameters(), *tensors_of([o.state for o in self.optimizers])])
+        own = n_bytes([list(self.model.parameters()), *(opt.state for opt in self.optimizers)])
         if self.args.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
@@ -120,11 +118,10 @@ class Row:
 
         The context is noise, not read token by token: the time of a step does not depend on the numbers.
         """
-        if self.decoder is None:
-            model = self.model if self.args.decode else copy.deepcopy(self.model)   # gpt goes on training
-            self.decoder = cast_weights(model, self.args.dtype).eval()
+        if self.decoder is None:                                                    # a copy: gpt goes on training
+            self.decoder = cast_weights(copy.deepcopy(self.model), self.args.dtype).eval()
         self.context, self.cache = context, self.new_cache(context + self.args.new_tokens)
-        for t in tensors_of(self.cache):
+        for t in tensors(vars(self.cache)):
             t.normal_()
         forward = self.decoder.forward
         self.forward = torch.compile(forward, fullgraph=True, dynamic=False) if self.args.compile else forward
@@ -146,13 +143,14 @@ class Row:
         return (now(self.args.device) - begin) / self.args.new_tokens
 
 
-def tensors_of(held):
-    """All tensors in lists, dictionaries and objects such as a cache, but for scalars like its position."""
-    if torch.is_tensor(held):
-        return [held] if held.ndim else []
-    if not isinstance(held, (list, tuple)):
-        held = (held if isinstance(held, dict) else getattr(held, "__dict__", {})).values()
-    return [t for part in held for t in tensors_of(part)]
+def tensors(held):
+    """All tensors in lists and dictionaries, but for scalars like a cache's position."""
+    return [t for t in tree_leaves(held) if torch.is_tensor(t) and t.ndim]
+
+
+def n_bytes(held):
+    """Of all tensors in lists and dictionaries."""
+    return sum(t.nbytes for t in tensors(held))
 
 
 def count_bytes():

@@ -34,9 +34,9 @@ QUICK = {
 
 # What only --full runs. Of a test over all models the default run keeps every twelfth model, and a user's own.
 SLOW = {
-    "test_bench": ["test_compiled", "test_full_disk"],
+    "test_bench": ["test_compiled", "test_a_full_disk"],
     "test_compile": ["test_one_graph"],
-    "test_kern": ["test_compiled_in_bf16_and_fp32"],
+    "test_kern": ["test_a_mixture_compiles"],
     "test_models": ["test_the_final_norm_is_one", "test_generate"],
     "test_rooms": ["test_every_module_can_be_imported_first"],
     "test_endurance": ["test_ranks", "test_fuzz", "test_full_disk", "test_a_lost_rank", "test_two_processes"],
@@ -44,7 +44,6 @@ SLOW = {
     "test_mhar": ["test_equations[n_depth_head=32"],
     "test_muddpythia": ["test_costs"],
     "test_notebook": ["test_the_cells_run"],
-    "test_own_model": ["test_a_parameter"],
     "test_train": ["test_self_report", "test_a_model_file_runs_alone", "test_every_model_learns_and_resumes",
                    "test_deterministic", "test_signal_saves_and_resume_is_exact[15"],
     "test_sample": ["test_a_reader_that"],

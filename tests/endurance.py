@@ -9,7 +9,6 @@ Each part prints its figures and ends with an AssertionError if a run differs. C
 """
 import argparse
 import contextlib
-import hashlib
 import io
 import itertools
 import json
@@ -22,7 +21,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import patch
 
@@ -59,6 +57,15 @@ def finish(process, code=0):
     return output
 
 
+def wait_until(condition, process):
+    """Polls every half millisecond; False if the process ends first."""
+    while not condition():
+        if process.poll() is not None:
+            return False
+        time.sleep(0.0005)
+    return True
+
+
 def inside(words):
     """train.py in this process, silently. Returns the exit code."""
     with contextlib.redirect_stdout(io.StringIO()):
@@ -75,137 +82,102 @@ def prepare(folder):
     return folder / "data"
 
 
-def digest(run):
-    """(step, hash of the weights, the optimizers' state and the random numbers) of a run's checkpoint."""
-    checkpoint = runs.read_checkpoint(run)
-    states = [state for optimizer in checkpoint["optimizers"] for state in optimizer["state"].values()]
-    tensors = [t for part in (checkpoint["model"], *states) for t in part.values()] + [checkpoint["rng"]]
-    sha256 = hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in tensors))
-    return checkpoint["step"], sha256.hexdigest()
+def n_steps(run):
+    log = run / "log.jsonl"
+    return log.read_bytes().count(b'"kind": "train"') if log.exists() else 0
 
 
-def undisturbed(name, data, folder):
-    """A whole run of one model: its folder, and {step: digest} of all its checkpoints."""
-    run, states, write = folder / f"whole-{name}", {}, runs.write_atomically
+def saved(run):
+    """The step of the run's checkpoint, which is readable."""
+    return runs.read_checkpoint(run)["step"]
 
-    def watched(path, content):
-        write(path, content)
-        if path.name == "ckpt.pt":
-            states.update([digest(path.parent)])
 
-    with patch.object(runs, "write_atomically", watched):
-        assert inside(flags(**RUN, model=name, data=data, out=run)) == 0
-    return run, states
+def undisturbed(name, data, run):
+    """A whole run of one model in this process; returns its folder."""
+    assert inside(flags(**RUN, model=name, data=data, out=run)) == 0
+    return run
 
 
 # -------------------------------------------------------------------------------------------------------------- kills
 
 
 def kill(process):
-    """SIGKILL; True if the process was still running."""
+    """SIGKILL; whether the process was still running."""
     process.kill()
     process.communicate()
     return process.returncode == -signal.SIGKILL
 
 
-def wait_until(condition, process):
-    """Polls every half millisecond; False if the process ends first."""
-    while not condition():
-        if process.poll() is not None:
-            return False
-        time.sleep(0.0005)
-    return True
+def preparation(text, out):
+    """data_prep.py at work on the text of prepare()."""
+    return start("data_prep.py", "text", text, "--out", out, "--tokenizer", "byte", "--val_frac", 0.1)
 
 
-def n_steps(run):
-    log = run / "log.jsonl"
-    return log.read_bytes().count(b'"kind": "train"') if log.exists() else 0
-
-
-def preparation(folder, out):
-    """data_prep.py at work on the same text as prepare(folder)."""
-    return start("data_prep.py", "text", folder / "words.txt", "--out", out, "--tokenizer", "byte", "--val_frac", 0.1)
-
-
-def training(name, folder):
-    """train.py at work on folder / "data": it resumes the run, or begins it if that had not saved anything yet."""
-    run = folder / "run"
+def training(name, data, run):
+    """train.py at work: it resumes the run, or begins it if that had not saved anything yet."""
     if (run / "ckpt.pt").exists():
         return start("train.py", "--resume", run)
     shutil.rmtree(run, ignore_errors=True)
-    return start("train.py", *flags(**RUN, model=name, data=folder / "data", out=run))
+    return start("train.py", *flags(**RUN, model=name, data=data, out=run))
 
 
-def kill_training(process, run, rng, latest, seconds):
-    """Kills a training process at a random instant; says what it was doing. latest: the step of its checkpoint."""
-    instant, temporary = rng.choice(["any time", "a step", "a write"]), run / "ckpt.pt.tmp"
-    if instant == "any time":
-        time.sleep(rng.uniform(0, seconds["train"]))
+def wait(process, run, rng, step, seconds):
+    """Until any instant, one within a step, or one within a write. step: that of the run's checkpoint."""
+    instant, aim = rng.choice(["any", "a step", "a write"]), step + rng.randrange(1, 6)
+    if instant == "any":
+        time.sleep(rng.uniform(0, seconds))
     else:
-        aim = max(latest, 0) + rng.randrange(1, 6)
         wait_until(lambda: n_steps(run) >= aim, process)
         if instant == "a write":
-            wait_until(temporary.exists, process)
-        time.sleep(rng.uniform(0, seconds["train"] / RUN["max_steps"] / 2))
-    if not kill(process):
-        return "too late"
-    if not (run / "ckpt.pt").exists():
-        return "before the first checkpoint"
-    return "writing a checkpoint" if temporary.exists() else "training or starting up"
+            wait_until((run / "ckpt.pt.tmp").exists, process)
+        time.sleep(rng.uniform(0, seconds / RUN["max_steps"] / 2))
 
 
-def chain(folder, rng, name, data, whole, states, seconds, most):
+def chain(folder, rng, name, whole, data, seconds, most):
     """Kills one data preparation, then a training run up to `most` times; lets it finish and compares it with `whole`.
 
     Returns {what was hit: count}.
     """
-    tally, prepared, run, latest = Counter(), folder / "data", folder / "run", -1
+    tally, prepared, run, step = Counter(), folder / "data", folder / "run", 0
     folder.mkdir()
     while not prepared.exists():
-        process = preparation(data.parent, prepared)
-        if rng.random() < 0.3:
-            finish(process)
-        else:
-            time.sleep(rng.uniform(0, seconds["data"]))
-            tally["preparing data" if kill(process) else "too late"] += 1
+        process = preparation(data.parent / "words.txt", prepared)
+        time.sleep(rng.uniform(0, seconds))
+        tally["preparing data"] += kill(process)
     for path in data.iterdir():
         assert (prepared / path.name).read_bytes() == path.read_bytes(), path
-    while tally.total() - tally["too late"] < most:
-        hit = kill_training(training(name, folder), run, rng, latest, seconds)
-        tally[hit] += 1
-        if hit == "too late":
+    while tally.total() < most:
+        process = training(name, prepared, run)
+        wait(process, run, rng, step, seconds)
+        if not kill(process):
             break
-        if hit == "before the first checkpoint":
-            assert latest == -1, "the checkpoint is gone"
+        if (run / "ckpt.pt").exists():
+            tally["writing a checkpoint" if (run / "ckpt.pt.tmp").exists() else "training or starting up"] += 1
+            before, step = step, saved(run)
+            assert step >= max(before, n_steps(run) - 1)                        # of every step, but for the last
         else:
-            step, state = digest(run)                                           # raises unless it is readable
-            assert step >= latest and state == states[step], f"step {step} after {latest}"
-            latest = step
-    finish(training(name, folder))
+            tally["before the first checkpoint"] += 1
+            assert step == 0, "the checkpoint is gone"
+    finish(training(name, prepared, run))
     assert_same_run(run, whole)
     shutil.rmtree(folder)
     return tally
 
 
 def kills(n, seed, folder, names):
-    """At least n SIGKILLs in chains of one model each, two at a time; returns {what was hit: count}."""
-    data, total, seconds = prepare(folder), Counter(), {}
-    wholes = {name: undisturbed(name, data, folder) for name in names}
-    for what in ("data", "train"):
-        began, out = time.monotonic(), folder / f"timed-{what}"
-        finish(preparation(folder, out) if what == "data" else start("train.py", *flags(**RUN, data=data, out=out)))
-        seconds[what] = time.monotonic() - began
-
-    def go(i):
-        name, rng = names[i % len(names)], random.Random(seed * 10_000 + i)
-        return chain(folder / f"chain-{i}", rng, name, data, *wholes[name], seconds, min(10, -(-n // 2)))
-
-    with ThreadPoolExecutor(2) as pool:
-        for i in itertools.count(0, 2):
-            for tally in pool.map(go, (i, i + 1)):
-                total += tally
-            if total.total() - total["too late"] >= n:
-                return {**total, "chains": i + 2}
+    """At least n SIGKILLs in chains of one model each; returns {what was hit: count}."""
+    data, total, rng = prepare(folder), Counter(), random.Random(seed)
+    began = time.monotonic()
+    finish(training(names[0], data, folder / "timed"))
+    seconds = time.monotonic() - began
+    for name in itertools.cycle(names):
+        whole = folder / f"whole-{name}"
+        if not whole.exists():
+            undisturbed(name, data, whole)
+        total += chain(folder / "chain", rng, name, whole, data, seconds, min(10, -(-n // 2)))
+        total["chains"] += 1
+        if total.total() - total["chains"] >= n:
+            return total
 
 
 # -------------------------------------------------------------------------------------------------------------- ranks
@@ -234,21 +206,14 @@ def worker(orders, dtype):
         os._exit(0)
 
 
-def give(world, folder, dtype, orders):
-    """Runs the orders on `world` ranks."""
-    path = folder / f"orders-{time.monotonic_ns()}"
-    path.write_text(json.dumps(orders))
-    finish(start("tests/endurance.py", "worker", path, dtype, ranks=world if world > 1 else None))
-
-
 def ranks(folder, names, dtype, **shape):
     """The same run of each model on 1, 2 and 4 processes, and one that goes from two to one and back to two.
 
     dtype: float32, or float64 to show that only rounding differs. shape: options other than RUN's.
     Returns rows of (model, processes, largest difference to one process in a training loss, in a validation loss).
     """
-    options, losses = {**RUN, "micro_batch": 2, "data": prepare(folder), **shape}, []
-    options["eval_every"] = options["save_every"] = steps = options["max_steps"]
+    steps = RUN["max_steps"]
+    options = {**RUN, "micro_batch": 2, "data": prepare(folder), "eval_every": steps, "save_every": steps, **shape}
 
     def new(kind, last=None):
         return [(flags(**options, model=name, out=folder / f"{name} {kind}"), last) for name in names]
@@ -256,45 +221,41 @@ def ranks(folder, names, dtype, **shape):
     def go_on(last=None):
         return [(flags(resume=folder / f"{name} 2, 1, 2"), last) for name in names]
 
-    give(2, folder, dtype, new("2") + new("2, 1, 2", steps // 3))
-    give(1, folder, dtype, new("1") + go_on(2 * (steps // 3)))
-    give(2, folder, dtype, go_on())
-    give(4, folder, dtype, new("4"))
-    for name in names:
-        for kind in ("2", "4", "2, 1, 2"):
-            differences = []
-            for what in ("train", "val"):
-                one, many = (np.array([(row["step"], row["loss"]) for row in rows(folder / f"{name} {n}", what)])
-                             for n in ("1", kind))
-                assert len(one) == (steps if what == "train" else 2) and (one[:, 0] == many[:, 0]).all()
-                differences.append(np.abs(one - many).max())
-            losses.append((name, kind, *differences))
-    return losses
+    legs = ((2, new("2") + new("2, 1, 2", steps // 3)), (1, new("1") + go_on(2 * (steps // 3))), (2, go_on()),
+            (4, new("4")))
+    for i, (world, orders) in enumerate(legs):
+        path = folder / f"orders-{i}"
+        path.write_text(json.dumps(orders))
+        finish(start("tests/endurance.py", "worker", path, dtype, ranks=world if world > 1 else None))
+    found = []
+    for name, kind in itertools.product(names, ("2", "4", "2, 1, 2")):
+        differences = []
+        for what, n in (("train", steps), ("val", 2)):
+            one, many = (np.array([(row["step"], row["loss"]) for row in rows(folder / f"{name} {world}", what)])
+                         for world in ("1", kind))
+            assert len(one) == n and (one[:, 0] == many[:, 0]).all()
+            differences.append(np.abs(one - many).max())
+        found.append((name, kind, *differences))
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------- faults
-
-
-def rank_pids(launcher):
-    """The pids of torchrun's ranks, which it has started in order."""
-    return sorted(map(int, Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()))
 
 
 def lost_rank(folder, seed, data, whole):
     """SIGKILL to one of two ranks at a random step: the other reports it and ends; the run resumes. Returns seconds."""
     rng, run = random.Random(seed), folder / f"lost-{seed}"
     process = start("train.py", *flags(**RUN, data=data, out=run), ranks=2)
-    aim = rng.randrange(1, RUN["max_steps"] - 5)
+    aim, victim = rng.randrange(1, RUN["max_steps"] - 5), rng.randrange(2)
     assert wait_until(lambda: n_steps(run) >= aim, process), process.communicate()[0]
-    victim = rng.randrange(2)
-    os.kill(rank_pids(process)[victim], signal.SIGKILL)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()     # torchrun's ranks
+    os.kill(sorted(map(int, children))[victim], signal.SIGKILL)
     began = time.monotonic()
     output = finish(process, code=1)                                                # it hangs if it waits for the dead
     seconds = time.monotonic() - began
     said = [line for line in output.splitlines()
             if line.startswith(f"train.py: rank {1 - victim}: another rank is gone: stopped")]
     assert len(said) == 1 and "--resume" in said[0] and 'train.py", line' not in output, output
-    digest(run)                                                                     # is readable
     finish(start("train.py", "--resume", run, ranks=2))
     assert_same_run(run, whole)
     return seconds
@@ -306,8 +267,8 @@ def full_disks(folder):
     Prints what the runs said. Needs the right to mount, see in_namespace().
     """
     data = prepare(folder)
-    whole, states = undisturbed("gpt", data, folder)
-    for freed in ("while it runs", "after the run"):
+    whole = undisturbed("gpt", data, folder / "whole")
+    for freed, code in (("while it runs", 0), ("after the run", 1)):
         disk = folder / freed
         disk.mkdir()
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", disk], check=True)
@@ -320,14 +281,13 @@ def full_disks(folder):
                     f.write(bytes(4096))
             said = next(line for line in process.stdout if "could not be written" in line or "No space" in line)
             print(f"freed {freed}: {said.strip().replace(str(run), 'RUN')}")
-            step, state = digest(run)
-            assert step >= 4 and state == states[step], step
-            if freed == "while it runs":
+            step = saved(run)
+            assert step >= 4
+            if code == 0:
                 full.unlink()
-            output = finish(process, code=0 if freed == "while it runs" else 1)
-            assert "Traceback" not in output, output
-            if freed == "after the run":
-                assert digest(run) == (step, state)
+            assert "Traceback" not in finish(process, code)
+            if code == 1:
+                assert saved(run) == step
                 full.unlink()
                 finish(start("train.py", "--resume", run))
             assert_same_run(run, whole)
@@ -346,23 +306,37 @@ def in_namespace(*words):
 
 
 def two_processes(folder, data, whole):
-    """Two processes begin with the same --out, then one resumes a run that another trains: one of the two is refused,
-    and the other is not disturbed."""
-    run, again = folder / "shared", folder / "again"
+    """Two processes begin with the same --out: one is refused, and the other is not disturbed."""
+    run = folder / "shared"
     both = [start("train.py", *flags(**RUN, data=data, out=run)) for _ in range(2)]
     outputs = [process.communicate(timeout=600)[0] for process in both]
     assert sorted(process.returncode for process in both) == [0, 2], outputs
     refused = min(outputs, key=len)
     assert f"{run} exists" in refused and refused.count("\n") == 1, outputs
-    first = start("train.py", *flags(**RUN, data=data, out=again))
-    assert wait_until((again / "ckpt.pt").exists, first)
-    first.send_signal(signal.SIGSTOP)                                               # so that it does not end too early
-    refused = finish(start("train.py", "--resume", again), code=2)
-    assert "in use by another process" in refused and refused.count("\n") == 1, refused
-    first.send_signal(signal.SIGCONT)
-    finish(first)
-    for folder in (run, again):
-        assert_same_run(folder, whole)
+    assert_same_run(run, whole)
+
+
+def main(part, n, seed, folder):
+    if part == "kills":
+        for what, count in kills(n, seed, folder, models.names()).items():
+            print(f"{count:5d}  {what}")
+    elif part == "ranks":
+        for dtype in ("float64", "float32"):
+            (folder / dtype).mkdir()
+            for name, kind, *differences in ranks(folder / dtype, models.names(), dtype):
+                print("{} {:11} processes {:8} against 1: training losses differ by at most {:.1e}, validation {:.1e}"
+                      .format(dtype, name, kind, *differences))
+    elif part == "disk":
+        full_disks(folder)
+    else:
+        data = prepare(folder)
+        whole, two = undisturbed("gpt", data, folder / "whole"), folder / "whole-2"
+        finish(start("train.py", *flags(**RUN, data=data, out=two), ranks=2))
+        seconds = [lost_rank(folder, seed + i, data, two) for i in range(n)]
+        print(f"a rank of two killed, {n} times: the other ended within {max(seconds):.1f} s")
+        two_processes(folder, data, whole)
+        print("two processes on one folder: the second was refused")
+        print("full disk:", in_namespace("disk") or "not tried, needs unshare and the right to mount")
 
 
 if __name__ == "__main__":
@@ -377,24 +351,4 @@ if __name__ == "__main__":
     if args.part == "worker":
         sys.exit(worker(*args.words))
     with tempfile.TemporaryDirectory() as folder:
-        folder = Path(folder)
-        if args.part == "kills":
-            for what, n in kills(args.n, args.seed, folder, models.names()).items():
-                print(f"{n:5d}  {what}")
-        elif args.part == "ranks":
-            for dtype in ("float64", "float32"):
-                (folder / dtype).mkdir()
-                for name, kind, train_loss, val_loss in ranks(folder / dtype, models.names(), dtype):
-                    print(f"{dtype} {name:11} processes {kind:8} against 1: training losses differ by at most "
-                          f"{train_loss:.1e}, validation {val_loss:.1e}")
-        elif args.part == "disk":
-            full_disks(folder)
-        else:
-            data = prepare(folder)
-            whole, _ = undisturbed("gpt", data, folder)
-            finish(start("train.py", *flags(**RUN, data=data, out=folder / "whole-2"), ranks=2))
-            seconds = [lost_rank(folder, args.seed + i, data, folder / "whole-2") for i in range(args.n)]
-            print(f"a rank of two killed, {args.n} times: the other ended within {max(seconds):.1f} s")
-            two_processes(folder, data, whole)
-            print("two processes on one folder: the second was refused")
-            print("full disk:", in_namespace("disk") or "not tried, needs unshare and the right to mount")
+        main(args.part, args.n, args.seed, Path(folder))

@@ -24,12 +24,19 @@ def rms(x, c):
     return x / torch.sqrt((x * x).mean() + c.norm_eps)
 
 
+def layer_norm(x, c):
+    y = x - x.sum() / len(x)
+    return y / torch.sqrt((y * y).sum() / len(x) + c.norm_eps)
+
+
 def norm(p, name, x, c):
-    return p[name + ".weight"] * rms(x, c)
+    """RMSNorm, or where it has a bias LayerNorm."""
+    weight, bias = p[name + ".weight"], p.get(name + ".bias")
+    return weight * rms(x, c) if bias is None else weight * layer_norm(x, c) + bias
 
 
 def linear(p, name, x):
-    return p[name + ".weight"] @ x
+    return p[name + ".weight"] @ x + p.get(name + ".bias", 0)
 
 
 def sigmoid(x):
@@ -139,16 +146,7 @@ def reading_layers(c):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The parts of the older Transformers: LayerNorm and biases; attention and MLP side by side.
-
-
-def affine(p, name, x):
-    return p[f"{name}.weight"] @ x + p[f"{name}.bias"]
-
-
-def layer_norm(p, name, x, c):
-    y = x - x.sum() / len(x)
-    return p[f"{name}.weight"] * y / torch.sqrt((y * y).sum() / len(x) + c.norm_eps) + p[f"{name}.bias"]
+# The older Transformers: a quarter of a head is rotated; attention and MLP side by side.
 
 
 def turned(u, pos, c):
@@ -156,31 +154,14 @@ def turned(u, pos, c):
     return torch.cat([rope(u[:quarter], pos, c), u[quarter:]])
 
 
-def attention(p, c, at, xq, xk, xv):
-    """Lists of vectors, one per position, normalised -> the same."""
-    q = [[turned(u, t, c) for u in heads(affine(p, f"{at}.wq", x), c.n_head)] for t, x in enumerate(xq)]
-    k = [[turned(u, t, c) for u in heads(affine(p, f"{at}.wk", x), c.n_kv_head)] for t, x in enumerate(xk)]
-    v = [heads(affine(p, f"{at}.wv", x), c.n_kv_head) for x in xv]
-    out = []
-    for t in range(len(xq)):
-        y = []
-        for h in range(c.n_head):
-            kv = h * c.n_kv_head // c.n_head
-            weights = softmax([torch.dot(q[t][h], k[j][kv]) / math.sqrt(len(q[t][h])) for j in range(t + 1)])
-            y.append(sum(weights[j] * v[j][kv] for j in range(t + 1)))
-        out.append(affine(p, f"{at}.wo", torch.cat(y)))
-    return out
-
-
 def block(p, c, n, xq, xk, xv, xr):
     """X^R + attn(norm_q X^Q, norm_k X^K, norm_v X^V) + mlp(norm X^R); pythia has one norm for the three."""
     at = f"blocks.{n}"
-    names = [name if f"{at}.{name}.weight" in p else "q_in_norm" for name in ("q_in_norm", "k_in_norm", "v_in_norm")]
-    names = ["attn_norm"] * 3 if f"{at}.attn_norm.weight" in p else names
-    inputs = [[layer_norm(p, f"{at}.{name}", u, c) for u in x] for name, x in zip(names, (xq, xk, xv))]
-    mlp = [affine(p, f"{at}.mlp.w_down", gelu(affine(p, f"{at}.mlp.w_up", layer_norm(p, f"{at}.mlp_norm", u, c))))
+    inputs = [[norm(p, f"{at}.{s}_in_norm" if f"{at}.{s}_in_norm.weight" in p else f"{at}.attn_norm", u, c) for u in x]
+              for s, x in zip("qkv", (xq, xk, xv))]
+    mlp = [linear(p, f"{at}.mlp.w_down", gelu(linear(p, f"{at}.mlp.w_up", norm(p, f"{at}.mlp_norm", u, c))))
            for u in xr]
-    return add(add(xr, attention(p, c, f"{at}.attn", *inputs)), mlp)
+    return add(add(xr, attend(p, c, at, project(p, c, at, *inputs), rotate=turned)), mlp)
 
 
 def equal_to_transformers(name, options, theirs, state):
@@ -238,12 +219,12 @@ def count(name, **options):
 # A model against its loops: logits, loss and the gradient of every parameter.
 
 
-def reference_logits(stack, p, c, idx, final_norm=norm):
+def reference_logits(stack, p, c, idx):
     head = p["embed.weight" if c.tie_embeddings else "head.weight"]
     out = []
     for row in idx.tolist():
         x = stack(p, c, [p["embed.weight"][i] for i in row])
-        out.append(torch.stack([head @ final_norm(p, "final_norm", u, c) for u in x]))
+        out.append(torch.stack([head @ norm(p, "final_norm", u, c) for u in x]))
     return torch.stack(out)
 
 
@@ -276,7 +257,10 @@ def float64():
 
 
 def setup(name, common=COMMON, std=0.3, **options):
-    """A model with every parameter random, leaf copies of its parameters, its options, and a batch."""
+    """A model with every parameter random, leaf copies of its parameters, its options, and a batch.
+
+    The loops read a gate and qk_norm in all models; the older ones have none.
+    """
     torch.manual_seed(0)
     config = {**common, **options}
     model = models.build(name, **config)
@@ -286,7 +270,8 @@ def setup(name, common=COMMON, std=0.3, **options):
     p = {key: q.detach().clone().requires_grad_() for key, q in model.named_parameters()}
     idx, targets = torch.randint(29, (2, 2, 7))
     targets[0, 2] = targets[1, 0] = targets[1, 6] = -1
-    return model, p, SimpleNamespace(**config), idx, targets
+    c = SimpleNamespace(**{"gate": "none", "qk_norm": False, **vars(model.config), **config})
+    return model, p, c, idx, targets
 
 
 def compare(stack, model, p, c, idx, targets, more=lambda: 0.0):

@@ -74,11 +74,6 @@ def test_inductor(name):
     """Scalar kernels, a third faster to make; test_train.py compiles runs with vectors, in the default run too."""
     with torch._inductor.config.patch({"cpp.simdlen": 1}):
         compare(name, {}, "inductor")
-
-
-@pytest.mark.full
-@every_model
-def test_inductor_decodes(name):
     need(name, models.module(name).Model, "generate")
     model, idx = shallow(name, {}), tokens(2, 8)
     assert torch.equal(model.generate(idx, 4, temperature=0, compile=True), model.generate(idx, 4, temperature=0))

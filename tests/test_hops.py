@@ -25,35 +25,29 @@ def test_documents():
     assert len(questions) == 3 * hops.QUESTIONS
 
 
-def test_scores(monkeypatch):
-    """A model that answers every question as if it were for one arrow: right for k = 1 only."""
+def one_arrow(row, t):
+    """Answers every question as if it were for one arrow."""
+    return dict(zip(row[1:1 + 2 * hops.NODES:2], row[2:2 + 2 * hops.NODES:2])).get(row[t], 0)
+
+
+def copies(row, t):
+    """Knows only the answers of equal questions before."""
+    questions = range(1 + 2 * hops.NODES, t - 1, 3)
+    return next((row[at + 2] for at in questions if row[at:at + 2] == row[t - 1:t + 1]), 256)
+
+
+@pytest.mark.parametrize("answer, right", [(one_arrow, 100.0), (copies, 0.0)])
+def test_scores(answer, right, monkeypatch):
+    """Of models that are right for k = 1 alone, or for all questions but the first of each k."""
     def model(idx):
         logits = torch.zeros(*idx.shape, 257)
         for b, row in enumerate(idx.tolist()):
-            to = dict(zip(row[1:1 + 2 * hops.NODES:2], row[2:2 + 2 * hops.NODES:2]))
-            for t, token in enumerate(row):
-                logits[b, t, to.get(token, 0)] = 1.0
+            for t in range(len(row)):
+                logits[b, t, answer(row, t)] = 1.0
         return logits, None
 
     monkeypatch.setattr(hops.runs, "load", lambda run, device: (model, {"options": {"dtype": "fp32"}}))
-    assert hops.score("anything", 40) == [100.0] + [0.0] * (hops.HOPS - 1)
-
-
-def test_only_first_questions_count(monkeypatch):
-    """A model that copies the answer of an equal question before, and else knows nothing."""
-    def model(idx):
-        logits = torch.zeros(*idx.shape, 257)
-        for b, row in enumerate(idx.tolist()):
-            at = range(1 + 2 * hops.NODES, len(row) - 1, 3)
-            known = {}
-            for t in at:
-                logits[b, t + 1, known.get((row[t], row[t + 1]), 256)] = 1.0
-                if t + 2 < len(row):
-                    known[row[t], row[t + 1]] = row[t + 2]
-        return logits, None
-
-    monkeypatch.setattr(hops.runs, "load", lambda run, device: (model, {"options": {"dtype": "fp32"}}))
-    assert hops.score("anything", 40) == [0.0] * hops.HOPS
+    assert hops.score("anything", 40) == [right] + [0.0] * (hops.HOPS - 1)
 
 
 def test_table():

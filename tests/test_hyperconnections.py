@@ -7,7 +7,8 @@ from functools import partial
 import pytest
 import torch
 from measure import extra
-from reference import COMMON, compare, count, float64, setup, show, sublayer  # noqa: F401  (float64: autouse)
+from reference import (  # noqa: F401  (float64: autouse)
+    COMMON, compare, count, float64, layer_norm, setup, show, sublayer)
 
 import models
 
@@ -20,11 +21,6 @@ OWN = dict(n_streams=3, dynamic=True)
 
 def tanh(x):
     return 1 - 2 / (torch.exp(2 * x) + 1)
-
-
-def layer_norm(x, c):
-    centred = x - x.sum() / len(x)
-    return centred / torch.sqrt((centred * centred).sum() / len(x) + c.norm_eps)
 
 
 def dynamic_maps(p, c, at, X):

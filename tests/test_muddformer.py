@@ -3,8 +3,7 @@ import pytest
 import torch
 from measure import extra
 from reference import (  # noqa: F401  (float64: autouse)
-    GATED, add, attend, compare, float64, gelu, gpt, linear, mlp_sublayer, norm, project, reference_logits, rms, setup,
-    show)
+    GATED, add, attend, compare, float64, gelu, linear, mlp_sublayer, norm, project, rms, setup, show)
 from small import combined
 
 import models
@@ -55,17 +54,6 @@ def test_equations(options):
     compare(muddformer, *setup("muddformer", **{**OWN, **options}))
 
 
-@pytest.mark.parametrize("options", [dict(), dict(pre_post_norm=True)], ids=show)
-@torch.no_grad()
-def test_it_starts_as_a_transformer_with_mlps_that_grow(options):
-    """gpt.py's loops with the norms of the four inputs, which start equal, as one."""
-    model, _, c, idx, _ = setup("muddformer", zero_init=False, **OWN, **options)
-    model.init_weights()
-    p = {key.replace("q_in_norm", "attn_norm"): q for key, q in model.named_parameters()}
-    expected = reference_logits(gpt, p, c, idx)
-    assert expected.std() > 0.01 and (model(idx)[0] - expected).abs().max() < 1e-12
-
-
 def test_widths():
     """MLPs of 0.5 to 1.5 d_ff in equal steps, rounded to multiples of 128. w1 of 4 S, up to the next multiple of 64."""
     for d_ff, widths in {256: [128, 256, 256, 256, 384], 512: [256, 384, 512, 640, 768], 8: [128] * 5}.items():
@@ -98,27 +86,24 @@ def test_initial_values():
         assert all((p == value).all() for p in found)
 
 
+@torch.no_grad()
 def test_with_value_residuals_as_docs_combine_them():
     """Mixed with 0 and 1 the values are a layer's own; with 1 and 0 all layers have the first one's."""
-    model, p, c, idx, targets = setup("muddformer", **OWN)
-    mine = combined("MUDDFormer with value")
+    model, p, c, idx, _ = setup("muddformer", **OWN)
+    mine, seen = combined("MUDDFormer with value"), []
     both = mine.Model(mine.Config(**vars(c))).double()
     assert both.load_state_dict(model.state_dict(), strict=False).missing_keys == [
         f"blocks.{i}.attn.value_mix" for i in range(1, c.n_layer)]
+    for block in both.blocks:
+        block.attn.wo.register_forward_hook(lambda m, inputs, y: seen.append(inputs[0][:, 0]))  # token 0 sees its value
     mixes = [block.attn.value_mix for block in both.blocks[1:]]
     assert all(mix.tolist() == [0.5, 0.5] for mix in mixes)
-    seen = []
-    hooks = [block.attn.wo.register_forward_hook(lambda m, inputs, y: seen.append(inputs[0])) for block in both.blocks]
-    with torch.no_grad():
-        for own in (1.0, 0.0):
-            for mix in mixes:
-                mix.copy_(torch.tensor([1 - own, own]))
-            logits = both(idx)[0]
-            assert torch.allclose(logits, model(idx)[0], rtol=0, atol=1e-12) == (own == 1)
-    first = [y[:, 0] for y in seen[-c.n_layer:]]            # token 0 attends to itself: its values
-    assert all(torch.allclose(y, first[0], rtol=0, atol=1e-12) for y in first)
-    for hook in hooks:
-        hook.remove()
+    for own in (1.0, 0.0):
+        for mix in mixes:
+            mix.copy_(torch.tensor([1 - own, own]))
+        logits = both(idx)[0]
+        assert torch.allclose(logits, model(idx)[0], rtol=0, atol=1e-12) == (own == 1)
+    assert all(torch.allclose(y, seen[-c.n_layer], rtol=0, atol=1e-12) for y in seen[-c.n_layer:])
     cache = mine.Cache(both, 2, 7)
     steps = torch.cat([both(idx[:, t:t + 1], cache=cache)[0] for t in range(7)], dim=1)
     assert torch.allclose(steps, logits, atol=1e-10)

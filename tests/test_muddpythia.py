@@ -5,8 +5,7 @@ import pytest
 import torch
 from measure import extra
 from reference import (  # noqa: F401  (float64: autouse)
-    OLDER, block, compare_logits, count, float64, gelu, layer_norm, older_initial_values, reference_logits, rms, setup,
-    show)
+    OLDER, block, compare, count, float64, gelu, older_initial_values, rms, setup, show)
 
 import models
 
@@ -33,9 +32,7 @@ def muddpythia(p, c, x):
 @pytest.mark.parametrize("options", [
     dict(), dict(n_kv_head=2, d_ff=300), dict(tie_embeddings=True, n_layer=2, norm_eps=0.1)], ids=show)
 def test_equations(options):
-    model, p, _, idx, targets = setup("muddpythia", OLDER, 0.2, rope_theta=50.0, **options)
-    c = model.config
-    compare_logits(reference_logits(muddpythia, p, c, idx, layer_norm), model, p, c, idx, targets)
+    compare(muddpythia, *setup("muddpythia", OLDER, 0.2, rope_theta=50.0, **options))
 
 
 @torch.no_grad()

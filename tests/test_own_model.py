@@ -66,28 +66,6 @@ def copy(tmp_path):
     return out
 
 
-def try_out(copy, files):
-    """Trains each of the files {name: text}, and tests all of them."""
-    for name, source in files.items():
-        (copy / "models" / f"{name}.py").write_text(source)
-    for name in files:
-        printed = run(copy, "train.py", *flags(**TINY, model=name))
-        assert re.search(r"^step +5/5 \| val ", printed, re.M), printed
-    tests = [f"tests/test_{name}.py" for name in ("models", "copies", "compile", "train", "record")]    # of all models
-    printed = run(copy, "-m", "pytest", "-q", "-rs", "-k", "mine", "-p", "no:cacheprovider", *tests)
-    passed = int(re.search(r"(\d+) passed", printed)[1])
-    assert passed >= 20 * len(files), printed
-    return printed
-
-
-def test_a_parameter(copy):
-    """The test prints the line that the file's docstring lacks."""
-    one = replaced(with_a_parameter(), ("import math\n", "from __future__ import annotations\nimport math\n"))
-    printed = try_out(copy, {"mine": one})
-    line = "for its docstring: Changed from gpt.py: Model.__init__, Model.init_weights, Model.forward"
-    assert line in " ".join(printed.split())
-
-
 def test_pytest_says_which_file_is_broken(copy):
     (copy / "models" / "mine.py").write_text(replaced(text("gpt"), ("class Config:", "class Config")))
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-k", "gpt"], cwd=copy, capture_output=True, text=True)
@@ -142,6 +120,7 @@ def test_options_may_be_negative_and_none(own, tmp_path):
 
 
 SCRATCH = """
+from __future__ import annotations
 from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import nn
@@ -211,7 +190,13 @@ def test_copies_of_every_model(copy):
     """Each with a changed mechanism."""
     names = [name for name in models.names() if settings.belongs(name)]
     assert all(settings.of(name, "CHANGED") for name in names), "tests/settings/NAME.py lacks CHANGED"
-    try_out(copy, {f"mine_{name}": replaced(text(name), settings.of(name, "CHANGED")) for name in names})
+    for name in names:
+        (copy / "models" / f"mine_{name}.py").write_text(replaced(text(name), settings.of(name, "CHANGED")))
+        printed = run(copy, "train.py", *flags(**TINY, model=f"mine_{name}"))
+        assert re.search(r"^step +5/5 \| val ", printed, re.M), printed
+    tests = [f"tests/test_{name}.py" for name in ("models", "copies", "compile", "train", "record")]    # of all models
+    printed = run(copy, "-m", "pytest", "-q", "-k", "mine", "-p", "no:cacheprovider", *tests)
+    assert int(re.search(r"(\d+) passed", printed)[1]) >= 20 * len(names), printed
 
 
 WIDE = ("        self.init_weights()\n", "        self.wide = torch.ones(c.d_model)\n        self.init_weights()\n")
@@ -232,8 +217,11 @@ CLAIMS = {"costs": "costs(c, T):\n    return 7, 0, 0", "neutral": "neutral(model
 
 
 def test_errors_say_what_to_write(copy):
-    """A change that the docstring does not announce, wrong claims of costs() and neutral(), and usual mistakes."""
-    tests, end = ["tests/test_copies.py::test_unannounced_pieces_equal_the_baseline[mine_said]"], "each other.\n"
+    """Changes that the docstring announces in part or not at all, wrong claims of costs() and neutral(), and usual
+    mistakes."""
+    tests = [f"tests/test_copies.py::test_unannounced_pieces_equal_the_baseline[mine_{name}]"
+             for name in ("said", "costs")]
+    end = "each other.\n"
     announced = f"{end}\nChanged from gpt.py: Model.__init__, Model.init_weights\n"
     (copy / "models" / "mine_said.py").write_text(replaced(with_a_parameter(), (end, announced)))
     for name, (changes, test, _) in MISTAKES.items():
@@ -242,9 +230,11 @@ def test_errors_say_what_to_write(copy):
         tests.append(f"tests/test_models.py::test_{test}[mine_{name}-default]")
     for name, claim in CLAIMS.items():
         (copy / "probes" / f"mine_{name}.py").write_text(f"def {claim}\n")
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", *tests], cwd=copy, capture_output=True, text=True)
+    words = [sys.executable, "-m", "pytest", "-q", "-rs", *tests]
+    done = subprocess.run(words, cwd=copy, capture_output=True, text=True)
     assert done.returncode == 1 and "8 failed" in done.stdout, done.stdout
-    assert "Changed from gpt.py: Model.__init__, Model.init_weights, Model.forward" in done.stdout
+    line = "Changed from gpt.py: Model.__init__, Model.init_weights, Model.forward"
+    assert line in done.stdout and f"for its docstring: {line}" in " ".join(done.stdout.split())
     for name, (*_, said) in MISTAKES.items():
         claim = rf"{name}\(\) of probes/mine_{name}.py.*correct or remove it"
         assert re.search(f"models/mine_{name}.py: {said}" if said else claim, done.stdout), done.stdout

@@ -8,6 +8,7 @@ import models
 import train
 from nanodepth.devices import flops_per_token
 from nanodepth.presets import PRESETS
+from settings import show
 
 
 def shape(preset, name="gpt", **flags):
@@ -37,34 +38,24 @@ def test_parameters_of_the_papers(preset, name, flags, want, precision):
     assert abs(count(shape(preset, name, **flags)) - want) <= precision * want
 
 
-@pytest.mark.parametrize("preset", ["exo-450m", "exo-1b"])
-@pytest.mark.parametrize("granularity", ["elementwise", "headwise", "scalar"])
-def test_exoformer_extra_parameters(preset, granularity):
-    """arXiv:2601.08131: 4 d^2 + 8 L (d | h | 1) + 4 d_head, dynamic + (16 d + 16*8 + 8) L."""
-    p = PRESETS[preset]
-    L, d, h = p["n_layer"], p["d_model"], p["n_head"]
-    extra = 4 * d * d + 8 * L * dict(elementwise=d, headwise=h, scalar=1)[granularity] + 4 * d // h
-    base = count(shape(preset))
-    assert count(shape(preset, "exoformer", granularity=granularity)) - base == extra
-    dynamic = count(shape(preset, "exoformer_dynamic", granularity=granularity)) - base
-    assert dynamic == extra + (16 * d + 16 * 8 + 8) * L
-
-
-def test_nuresformer_extra_parameters():
-    base, nu = count(shape("exo-450m")), count(shape("exo-450m", "nuresformer"))
-    assert nu - base == 8 * 28 * 1024 + 4 * 64                                  # all layers but the first; four norms
-
-
-@pytest.mark.parametrize("preset", ["sat-130m", "sat-1.3b"])
-def test_satformer_and_resformer_extra_parameters(preset):
-    p = PRESETS[preset]
-    L, d, h = p["n_layer"], p["d_model"], p["n_head"]
-    base = count(shape(preset))
-    assert count(shape(preset, "satformer")) - base == (L - 1) * d * h
-    gated = count(shape(preset, "satformer", n_kv_head=h // 4, last_k=3))
-    assert gated - count(shape(preset, n_kv_head=h // 4)) == 3 * d * (h // 4)
-    for value_mix, extra in dict(plus=2 * (L - 1) + 1, learnable=2 * (L - 1), identity=0).items():
-        assert count(shape(preset, "resformer", value_mix=value_mix)) - base == extra
+@pytest.mark.parametrize("preset, name, options, extra", [
+    ("exo-450m", "exoformer", dict(granularity="elementwise"), lambda L, d, h: 4 * d * d + 8 * L * d + 4 * d // h),
+    ("exo-1b", "exoformer", dict(granularity="headwise"), lambda L, d, h: 4 * d * d + 8 * L * h + 4 * d // h),
+    ("exo-1b", "exoformer", dict(granularity="scalar"), lambda L, d, h: 4 * d * d + 8 * L + 4 * d // h),
+    ("exo-1b", "exoformer_dynamic", dict(granularity="headwise"),
+     lambda L, d, h: 4 * d * d + 8 * L * h + 4 * d // h + (16 * d + 16 * 8 + 8) * L),
+    ("exo-450m", "nuresformer", {}, lambda L, d, h: 8 * (L - 1) * d + 4 * d // h),          # but the first; four norms
+    ("sat-1.3b", "satformer", {}, lambda L, d, h: (L - 1) * d * h),
+    ("sat-1.3b", "satformer", dict(last_k=3), lambda L, d, h: 3 * d * h),
+    ("sat-130m", "resformer", dict(value_mix="plus"), lambda L, d, h: 2 * (L - 1) + 1),
+    ("sat-130m", "resformer", dict(value_mix="learnable"), lambda L, d, h: 2 * (L - 1)),
+    ("sat-130m", "resformer", dict(value_mix="identity"), lambda L, d, h: 0),
+    ("sat-130m", "attnres", {}, lambda L, d, h: 2 * L * d),                     # (2L + 1) d, the first query is missing
+    ("sat-130m", "attnres_block", {}, lambda L, d, h: 2 * L * d)], ids=lambda x: None if callable(x) else show(x))
+def test_extra_parameters(preset, name, options, extra):
+    """Beyond gpt's by the formulas of arXiv:2601.08131, 2605.03953 and 2603.15031."""
+    L, d, h = (PRESETS[preset][key] for key in ("n_layer", "d_model", "n_head"))
+    assert count(shape(preset, name, **options)) - count(shape(preset)) == extra(L, d, h)
 
 
 @pytest.mark.parametrize("L, d, f, percent",
@@ -85,23 +76,6 @@ def test_muddformer_extra_parameters(L, d, f, percent):
     assert count(mudd) - count(base) == sum(h * (d + k) + k for k, h in zip(K, hidden)) + norms
     assert abs(100 * (L + 3) / (6 * d) - percent) < 0.005
     assert abs(sum(d * k + k * k + k for k in K) / (12 * L * d * d) / ((L + 3) / (6 * d)) - 1) < 0.05
-
-
-@pytest.mark.parametrize("preset", ["mudd-405m", "mudd-1.4b", "mudd-1.34b-deep"])
-def test_muddformer_keeps_the_mlp_budget(preset):
-    """Widths grow linearly from 0.5 to 1.5 d_ff; their sum stays within rounding."""
-    p = PRESETS[preset]
-    widths = [block.mlp.w_up.out_features for block in shape(preset, "muddformer").blocks]
-    want = [p["d_ff"] * (0.5 * (p["n_layer"] - i) + 1.5 * (i - 1)) / (p["n_layer"] - 1)
-            for i in range(1, p["n_layer"] + 1)]
-    assert all(abs(a - b) <= 64 for a, b in zip(widths, want)) and abs(sum(widths) / sum(want) - 1) < 0.003
-
-
-@pytest.mark.parametrize("name", ["attnres", "attnres_block"])
-def test_attnres_extra_parameters(name):
-    """arXiv:2603.15031: (2L + 1) d; here without the first sublayer's query, which has only one source."""
-    base, attnres = count(shape("sat-130m")), count(shape("sat-130m", name))
-    assert attnres - base == (2 * 11 + 1) * 768 - 768
 
 
 PAPERS = {   # tokens, steps, tokens per step, warm-up, peak rates (of Muon and) of AdamW

@@ -4,8 +4,8 @@ import math
 import pytest
 import torch
 from reference import (  # noqa: F401  (float64: autouse)
-    OLDER, OLDER_CASES, block, compare_logits, count, equal_to_transformers, float64, layer_norm, older_initial_values,
-    per_head, reference_logits, renamed, setup, show)
+    OLDER, OLDER_CASES, block, compare, count, equal_to_transformers, float64, older_initial_values, per_head, renamed,
+    setup, show)
 from small import wide
 
 
@@ -47,9 +47,7 @@ def pythia(p, c, x):
 
 
 def test_equations():
-    model, p, _, idx, targets = setup("pythia", OLDER, 0.2, n_kv_head=2, rope_theta=50.0)
-    c = model.config
-    compare_logits(reference_logits(pythia, p, c, idx, layer_norm), model, p, c, idx, targets)
+    compare(pythia, *setup("pythia", OLDER, 0.2, n_kv_head=2, rope_theta=50.0))
 
 
 @pytest.mark.parametrize("L, d, h, V, want", [

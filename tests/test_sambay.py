@@ -76,12 +76,6 @@ def test_mixers():
     c = sambay.Config(n_layer=32)
     assert c.mixers == ["mamba", "window"] * 8 + ["mamba", "full"] + ["gmu", "cross"] * 7
     assert sambay.Config(n_layer=32, gmu=False).mixers == c.mixers[:18] + ["cross"] * 14
-    model = setup("sambay", OWN)[0]
-    keys = {key for key, _ in model.named_parameters()}
-    kinds = [type(block.attn).__name__ for block in model.blocks]
-    assert kinds == ["Mamba", "Attention"] * 3 + ["GMU", "Attention"]
-    assert not keys & {f"blocks.7.attn.{name}.weight" for name in ("wk", "wv", "k_norm")}
-    assert "blocks.5.attn.wk.weight" in keys and not [*model.buffers()]
 
 
 def one_after_the_other(a, b):
@@ -93,25 +87,17 @@ def one_after_the_other(a, b):
 
 @pytest.mark.parametrize("T", [1, 2, 3, 4, 7, 8, 16, 37])
 def test_recurrence_equals_the_loop(T):
-    """States and gradients."""
+    """States and gradients, in fp32 too; with decays down to exp(-300), where quotients of decays would overflow."""
     torch.manual_seed(T)
-    inputs = [torch.rand(2, T, 5, 3, requires_grad=True), torch.randn(2, T, 5, 3, requires_grad=True)]
-    results = []
-    for states in (sambay.recurrence, one_after_the_other):
-        s = states(*inputs)
-        grads = torch.autograd.grad((s * torch.sin(torch.arange(3.0))).sum(), inputs, materialize_grads=True)
-        results.append((s, *grads))
-    for got, wanted in zip(*results):
-        assert got.shape == wanted.shape and (got - wanted).abs().max() < 1e-12
-
-
-def test_recurrence_with_strong_decay_stays_finite():
-    """Decays to exp(-1000s), where quotients of decays would overflow; and in fp32."""
-    torch.manual_seed(0)
-    a, b = torch.exp(-300 * torch.rand(2, 64, 5, 3) ** 3), torch.randn(2, 64, 5, 3)
+    exact = [torch.exp(-300 * torch.rand(2, T, 5, 3) ** 3), torch.randn(2, T, 5, 3)]
     for dtype, limit in ((torch.float64, 1e-12), (torch.float32, 1e-4)):
-        got, wanted = (f(a.to(dtype), b.to(dtype)) for f in (sambay.recurrence, one_after_the_other))
-        assert got.isfinite().all() and (got - wanted).abs().max() <= limit * wanted.abs().max()
+        inputs, results = [x.to(dtype).requires_grad_() for x in exact], []
+        for states in (sambay.recurrence, one_after_the_other):
+            s = states(*inputs)
+            grads = torch.autograd.grad((s * torch.sin(torch.arange(3.0))).sum(), inputs, materialize_grads=True)
+            results.append((s, *grads))
+        for got, wanted in zip(*results):
+            assert got.shape == wanted.shape and (got - wanted).abs().max() <= limit * max(1, wanted.abs().max())
 
 
 def test_training_keeps_no_states():
