@@ -154,7 +154,7 @@ def test_a_model_without_memory_is_a_row(monkeypatch, capsys):
     full[:] = ["gpt"]
     found = lines(FIRST, GATED)
     assert "| out of memory" in found["gpt"] and "gpt: out of memory" in found[FIRST] and " ±" in found[GATED]
-    with pytest.raises(UserError, match="out of memory: lower --batch"):
+    with pytest.raises(MemoryError):
         lines("gpt", FIRST)
     monkeypatch.setattr(timing.Row, "start", lambda row: torch.zeros(2) @ torch.zeros(3))
     with pytest.raises(RuntimeError, match="inconsistent tensor size"):

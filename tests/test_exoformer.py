@@ -24,7 +24,7 @@ def mixed(p, c, x):
             anchors[s] = [[norm(p, f"anchor_norms.{s}_norm", u, c) if s in normed else u for u in at] for at in S[s]]
 
     def gamma(at, a):
-        z = linear(p, f"{at}.gamma.mix_out", gelu(linear(p, f"{at}.gamma.mix_in", a))) + p[f"{at}.gamma.mix_out.bias"]
+        z = linear(p, f"{at}.gamma.mix_out", gelu(linear(p, f"{at}.gamma.mix_in", a)))
         return sigmoid(z)                       # q1 q2 k1 k2 v1 v2 g1 g2
 
     def mix(n, a, S):
