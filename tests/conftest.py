@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[:0] = [str(HERE.parent), str(HERE / "helpers")]
 # A background job ignores Ctrl-C, and so would the scripts under test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 pytest.register_assert_rewrite("analysis", "endurance", "published", "reference", "settings", "small")

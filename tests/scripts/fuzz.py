@@ -1,6 +1,6 @@
 """Wrong input: broken shards, meta.json, checkpoints, logs, texts and vocabularies, and odd command lines; seeded.
 
-    python tests/fuzz.py --n 1000 --seed 0      counts, and every case that breaks the rule, with its files
+    python tests/scripts/fuzz.py --n 1000 --seed 0      counts, and every case that breaks the rule, with its files
 
 The rule: the script ends well (exit code 0, or 3 if a loss is not finite), or prints one line on stderr, exits with 2
 and changes no file. Never a traceback, never more than a minute, and no code from a checkpoint is executed.

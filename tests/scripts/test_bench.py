@@ -10,7 +10,6 @@ import bench
 import models
 import probes
 from nanodepth import timing
-from nanodepth.cli import UserError
 
 SHAPE = dict(vocab_size=50, n_layer=1, n_head=4, n_kv_head=2, d_model=64, d_ff=128, max_len=64)
 SMALL = ("--n_layer 4 --d_model 32 --n_head 2 --vocab_size 50 --seq_len 16 --batch 2 --rounds 2 --prompt 4 "

@@ -9,7 +9,7 @@ from analysis import double, random_model, tokens  # noqa: F401
 import models
 import probes
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "results" / "value-gates"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "results" / "value-gates"))
 features = pytest.importorskip("features")       # a copy of the repository may be without results/
 GATED = [name for name in models.names() if hasattr(probes.find(name), "value_gates")]
 WORDS = {"semantic": [b"the", b" Paris", b"ing", b"x1", b"'s", "caf\u00e9".encode()],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "results" / "reasoning-depth"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "results" / "reasoning-depth"))
 hops = pytest.importorskip("hops")               # a copy of the repository may be without results/
 
 

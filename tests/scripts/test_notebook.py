@@ -8,7 +8,7 @@ import pytest
 import data_prep
 import models
 
-NOTEBOOK = Path(__file__).parent.parent / "examples" / "look_inside.ipynb"
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "look_inside.ipynb"
 CELLS = json.loads(NOTEBOOK.read_text())["cells"]
 CODE = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]
 RUN = re.search(r'^RUN = "(\.\./runs/(\w+)-tiny)"$', CODE[0], re.M)

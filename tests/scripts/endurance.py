@@ -1,8 +1,8 @@
 """Endurance: kills, faults and the number of processes must not change a run. Each part compares with undisturbed runs.
 
-    python tests/endurance.py kills --n 200     SIGKILL at random moments of data preparation and training; resume
-    python tests/endurance.py ranks             1, 2 and 4 processes, and a run that goes from 2 to 1 and back to 2
-    python tests/endurance.py faults --n 5      a rank killed, two processes on one run folder, a full disk
+    python tests/scripts/endurance.py kills --n 200     SIGKILL at random moments of preparing data and training
+    python tests/scripts/endurance.py ranks             1, 2 and 4 processes, and a run that goes from 2 to 1 to 2
+    python tests/scripts/endurance.py faults --n 5      a rank killed, two processes on one run folder, a full disk
 
 Each part prints its figures and ends with an AssertionError if a run differs. CPU, small models, Linux only.
 `test_endurance.py` runs short versions.
@@ -24,7 +24,8 @@ from collections import Counter
 from pathlib import Path
 from unittest.mock import patch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS.parent), str(TESTS / "helpers")]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
@@ -226,7 +227,7 @@ def ranks(folder, names, dtype, **shape):
     for i, (world, orders) in enumerate(legs):
         path = folder / f"orders-{i}"
         path.write_text(json.dumps(orders))
-        finish(start("tests/endurance.py", "worker", path, dtype, ranks=world if world > 1 else None))
+        finish(start("tests/scripts/endurance.py", "worker", path, dtype, ranks=world if world > 1 else None))
     found = []
     for name, kind in itertools.product(names, ("2", "4", "2, 1, 2")):
         differences = []

@@ -20,7 +20,7 @@ from forked import within
 from nanodepth import runs
 from small import flags
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 TINY = dict(n_layer=2, d_model=32, n_head=2, d_ff=64, max_len=64, seq_len=16, batch_tokens=128, micro_batch=4,
             max_steps=5, eval_tokens=200, device="cpu", dtype="fp32", data="tiny")
 
@@ -194,7 +194,8 @@ def test_copies_of_every_model(copy):
         (copy / "models" / f"mine_{name}.py").write_text(replaced(text(name), settings.of(name, "CHANGED")))
         printed = run(copy, "train.py", *flags(**TINY, model=f"mine_{name}"))
         assert re.search(r"^step +5/5 \| val ", printed, re.M), printed
-    tests = [f"tests/test_{name}.py" for name in ("models", "copies", "compile", "train", "record")]    # of all models
+    tests = [f"tests/{name}.py" for name in ("models/test_models", "models/test_copies", "models/test_compile",
+                                             "scripts/test_train", "scripts/test_record")]              # of all models
     printed = run(copy, "-m", "pytest", "-q", "-k", "mine", "-p", "no:cacheprovider", *tests)
     assert int(re.search(r"(\d+) passed", printed)[1]) >= 20 * len(names), printed
 
@@ -219,7 +220,7 @@ CLAIMS = {"costs": "costs(c, T):\n    return 7, 0, 0", "neutral": "neutral(model
 def test_errors_say_what_to_write(copy):
     """Changes that the docstring announces in part or not at all, wrong claims of costs() and neutral(), and usual
     mistakes."""
-    tests = [f"tests/test_copies.py::test_unannounced_pieces_equal_the_baseline[mine_{name}]"
+    tests = [f"tests/models/test_copies.py::test_unannounced_pieces_equal_the_baseline[mine_{name}]"
              for name in ("said", "costs")]
     end = "each other.\n"
     announced = f"{end}\nChanged from gpt.py: Model.__init__, Model.init_weights\n"
@@ -227,7 +228,7 @@ def test_errors_say_what_to_write(copy):
     for name, (changes, test, _) in MISTAKES.items():
         base = with_a_parameter() if name in ("empty", "idle", *CLAIMS) else text("gpt")
         (copy / "models" / f"mine_{name}.py").write_text(replaced(base, *changes))
-        tests.append(f"tests/test_models.py::test_{test}[mine_{name}-default]")
+        tests.append(f"tests/models/test_models.py::test_{test}[mine_{name}-default]")
     for name, claim in CLAIMS.items():
         (copy / "probes" / f"mine_{name}.py").write_text(f"def {claim}\n")
     words = [sys.executable, "-m", "pytest", "-q", "-rs", *tests]

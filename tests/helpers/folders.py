@@ -12,7 +12,7 @@ import data_prep
 from forked import within
 from nanodepth.data import Data
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 EOT = "<|endoftext|>"
 DOCS = ["Hello  world, it's 42!\n\n\tx", "naïve 日本語 🙂 \u0301\x00", f"it says {EOT} inside", " \n ", "last\none " * 40]
 

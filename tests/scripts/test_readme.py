@@ -13,7 +13,7 @@ import muon
 import train
 from nanodepth.presets import PRESETS
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 DOCS = {path.stem: path.read_text() for path in (ROOT / "docs").glob("*.md")}
 ROWS = re.findall(r"^\| `(\w+)` \| .*\[\d{4}\.\d{5}\]", README, re.M)

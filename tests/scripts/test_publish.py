@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "results"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "results"))
 publish = pytest.importorskip("publish")         # a copy of the repository may be without results/
 
 

@@ -15,7 +15,7 @@ import nanodepth
 import probes
 from nanodepth.cli import UserError
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SCRIPTS = {path.stem for path in ROOT.glob("*.py")} - {"muon"}
 OURS = {"models", "nanodepth", "probes", "muon"} | SCRIPTS
 MAY_NAME_MODELS = {"presets", "layouts", "test_presets",             # papers' tables, layouts of published checkpoints
@@ -73,7 +73,8 @@ def test_no_model_is_known_by_name():
     known = {name for name in models.names() if settings.belongs(name)} - {"gpt"}
     own = {f"test_{name}" for name in models.names()}
     found = []
-    for path in sorted([*ROOT.glob("*.py"), *ROOT.glob("nanodepth/*.py"), *ROOT.glob("tests/*.py")]):
+    rooms = "*.py", "nanodepth/*.py", "tests/helpers/*.py", "tests/models/*.py", "tests/scripts/*.py"
+    for path in sorted(path for room in rooms for path in ROOT.glob(room)):
         for line, text in quoted(path) if path.stem not in MAY_NAME_MODELS | own else ():
             words = set(re.split(r"[\s:\[,]+", text)) - {""} if len(text) < 200 else set()
             if text in known or words & known and len(words) <= 6:

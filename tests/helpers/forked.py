@@ -19,7 +19,7 @@ import traceback
 from pathlib import Path
 from types import SimpleNamespace
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MEMORY = 16 * 2 ** 30           # bytes of addresses for a script: too large a model is an error and no dead machine
 
 

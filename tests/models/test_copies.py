@@ -14,7 +14,7 @@ import pytest
 import settings
 from small import combined_text
 
-MODELS = Path(__file__).parent.parent / "models"
+MODELS = Path(__file__).parents[2] / "models"
 FILES = sorted(p for p in (*MODELS.glob("*.py"), *MODELS.glob("more/*.py")) if not p.stem.startswith("_"))
 OTHERS = [p for p in FILES if p.stem != "gpt"]
 OURS = [p for p in FILES if settings.belongs(p.stem)]
