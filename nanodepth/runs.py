@@ -72,7 +72,7 @@ def read_checkpoint(run_dir):
                         "convert.py")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        config = checkpoint["config"]
+        config = dict(checkpoint)["config"]
         for part, keys in ((checkpoint, "model optimizers step tokens rng tokenizer"), (config["data"], "path"),
                            (config, "model model_config tokenizer"), (config["options"], "preset seq_len dtype")):
             for key in keys.split():
