@@ -115,11 +115,9 @@ def preparation(text, out):
 
 
 def training(name, data, run):
-    """train.py at work: it resumes the run, or begins it if that had not saved anything yet."""
-    if (run / "ckpt.pt").exists():
-        return start("train.py", "--resume", run)
-    shutil.rmtree(run, ignore_errors=True)
-    return start("train.py", *flags(**RUN, model=name, data=data, out=run))
+    """train.py at work: it resumes the run, or begins it once more if that had not saved anything yet."""
+    new = flags(**RUN, model=name, data=data, out=run)
+    return start("train.py", *(["--resume", run] if (run / "ckpt.pt").exists() else new))
 
 
 def wait(process, run, rng, step, seconds):
@@ -313,7 +311,7 @@ def two_processes(folder, data, whole):
     outputs = [process.communicate(timeout=600)[0] for process in both]
     assert sorted(process.returncode for process in both) == [0, 2], outputs
     refused = min(outputs, key=len)
-    assert f"{run} exists" in refused and refused.count("\n") == 1, outputs
+    assert f"{run} is in use by another process" in refused and refused.count("\n") == 1, outputs
     assert_same_run(run, whole)
 
 
