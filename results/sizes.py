@@ -49,7 +49,7 @@ def main():
     readme = HERE.parent / "README.md"
     text = readme.read_text()
     for name in models.names():                                     # | `name` | paper | idea | lines |
-        text = re.sub(rf"^(\| `{name}` \|[^|\n]*\|[^|\n]*\|) *\d*( \|)$", rf"\g<1> {changed(name)}\2", text, flags=re.M)
+        text = re.sub(rf"^(\| `{name}` \|[^|\n]*\|[^|\n]*\|) *\d* \|", rf"\g<1> {changed(name)} |", text, flags=re.M)
     readme.write_text(text)
 
 

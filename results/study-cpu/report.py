@@ -1,16 +1,18 @@
 """Tables and pictures of this folder's pages: python results/study-cpu/report.py
 
-Rewrites what stands between <!-- NAME --> and <!-- end --> in README.md, plain.md, rates.md and the repository's
-README.md, from runs.csv, logs.jsonl.xz and speed.csv; draws curves.png and gaps.png.
+Rewrites what stands between <!-- NAME --> and <!-- end --> in README.md, plain.md and rates.md, and two columns of the
+repository's table of models, from runs.csv, logs.jsonl.xz and speed.csv; draws curves.png and gaps.png.
 """
 import argparse
 import csv
 import math
+import re
 import sys
 from pathlib import Path
 from statistics import mean
 
 HERE = Path(__file__).resolve().parent
+README = HERE.parents[1] / "README.md"
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 from compare import contrast, difference, final, gap, groups, main_table, others, read, residuals  # noqa: E402
 from publish import fill, markdown  # noqa: E402
@@ -36,8 +38,8 @@ CLAIMS = (  # the first has the lower loss, says
     ("muddformer-trimmed", "gpt", "modded-nanogpt, pull request 259"),
     ("attnres-additive", "gpt", "Delta Attention Residuals"),
     ("attnres-additive", "attnres", "Delta Attention Residuals"))
-FRONT = ("gpt-gated", "resformer", "satformer", "exoformer", "muddformer", "attnres", "denseformer",
-         "hyperconnections", "speedrun")                            # in the repository's README
+FRONT = {"exoformer_dynamic": "exoformer-dynamic", "mhc": "hyperconnections-manifold", **{name: name for name in (
+    "resformer", "satformer", "exoformer", "muddformer", "attnres", "denseformer", "hyperconnections")}}
 PLAIN_RATES = (0.002, 0.004)
 
 
@@ -128,12 +130,13 @@ def coverage_lines(strong):
     return ";\n".join(lines) + "."
 
 
-def front_table(strong):
-    """What the repository's README shows."""
-    losses, rest, speed = final(strong), others(strong), speeds()
-    return markdown(["system", "all targets", "others", "speed"],
-                    [[f"`{name}`", gap(losses, name)[0], gap(rest, name)[0], f"{speed[name]:.2f}"]
-                     for name in strong if name in FRONT])
+def front(text, strong):
+    """The repository's README with today's numbers in its table of models: loss of the others, time of a step."""
+    losses, speed = others(strong), speeds()
+    for model, system in FRONT.items():
+        cells = f"| {gap(losses, system)[0]} | {1 / speed[system]:.2f} |"
+        text = re.sub(rf"^(\| `{model}` \|.*?)\|[^|\n]*\|[^|\n]*\|$", lambda row: row[1] + cells, text, flags=re.M)
+    return re.sub(r"(gate elementwise`, at )\S+ ± \d\.\d+", rf"\g<1>{gap(losses, 'gpt-gated')[0]}", text)
 
 
 def rates_table(runs, head, bold=lambda run: True):
@@ -197,7 +200,7 @@ def tables(runs):
     main = {"main": main_table(strong), "depth": depth_table(depths), "claims": claims_table(strong, plain),
             "saving": saving_table(strong, lengths), "coverage": coverage_lines(strong)}
     return {HERE / "README.md": main, HERE / "plain.md": {"baselines": baseline_table(strong, plain)},
-            HERE / "rates.md": rates, HERE.parents[1] / "README.md": {"losses": front_table(strong)}}
+            HERE / "rates.md": rates}
 
 
 def main():
@@ -206,6 +209,7 @@ def main():
     for page, parts in tables(runs).items():
         fill(page, **parts)
     strong, plain = groups(runs, kind="main"), plain_groups(runs)
+    README.write_text(front(README.read_text(), strong))
     list(pictures.save({"curves": lambda: curves_picture(strong, plain),
                         "gaps": lambda: gaps_picture(strong, plain)}, HERE))
 

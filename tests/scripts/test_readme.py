@@ -1,5 +1,7 @@
 """What the README states about the code is true."""
+import ast
 import csv
+import difflib
 import re
 import runpy
 from dataclasses import fields
@@ -16,15 +18,29 @@ from nanodepth.presets import PRESETS
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 DOCS = {path.stem: path.read_text() for path in (ROOT / "docs").glob("*.md")}
-ROWS = re.findall(r"^\| `(\w+)` \| .*\[\d{4}\.\d{5}\]", README, re.M)
+ROWS = re.findall(r"^\| `(\w+)` \| .*\[\d{4}\.\d{5}\]\(", README, re.M)
 
 
 def test_one_page():
     lines = README.splitlines()
-    assert len(lines) <= 190 and max(map(len, lines)) <= 120
+    assert len(lines) <= 150 and max(len(line) for line in lines if line[:1] != "|") <= 120
     assert all(len(text.splitlines()) <= 150 for page, text in DOCS.items() if page != "notes")
-    for paper in re.findall(r"\[(\d{4}\.\d{5})\]", README):
-        assert f"\n[{paper}]: https://arxiv.org/abs/{paper}\n" in README
+    for paper, link in re.findall(r"\[(\d{4}\.\d{5})\](\(.*?\))", README):
+        assert link == f"(https://arxiv.org/abs/{paper})"
+
+
+def test_the_diff_of_an_idea():
+    """Code without docstrings and blank lines, as ast sees it."""
+    def code(path):
+        text, docs = path.read_text(), set()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
+                docs |= {*range(node.body[0].lineno, node.body[0].end_lineno + 1)}
+        return [line for i, line in enumerate(text.splitlines(), 1) if i not in docs and line]
+    old, new = re.findall(r"`diff (\S+) (\S+)` without docstrings", README)[0]
+    lines = list(difflib.unified_diff(code(ROOT / old), code(ROOT / new), n=0, lineterm=""))[2:]
+    block = re.search(r"```diff\n(.*?)\n```", README, re.S)[1]
+    assert block == "\n".join(line for line in lines if line[:2] != "@@")
 
 
 def test_speeds_are_those_of_their_file():

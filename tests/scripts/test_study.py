@@ -58,7 +58,10 @@ def test_signs_and_one_seed():
 def test_pages_are_those_of_their_runs():
     report, small = (runpy.run_path(str(RESULTS / name / "report.py")) for name in ("study-cpu", "study-small"))
     final = compare.groups(compare.read(RESULTS / "study-small"), kind="final")
-    pages = report["tables"](compare.read(RESULTS / "study-cpu")) | {
+    runs = compare.read(RESULTS / "study-cpu")
+    text = report["README"].read_text()
+    assert text == report["front"](text, compare.groups(runs, kind="main"))
+    pages = report["tables"](runs) | {
         RESULTS / "study-small" / "README.md": small["tables"](final)}
     for page, parts in pages.items():
         for name, table in parts.items():
