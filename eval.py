@@ -73,9 +73,12 @@ def score(run, args):
 def on_split(args):
     """Scores every run on its validation split; prints a table and returns its rows."""
     rows = [score(run, args) for run in args.runs]
-    cells = [(row["run"], f"{row['step']:,}", f"{row['parameters']:,}", f"{row['eval_tokens']:,}", f"{row['loss']:.4f}",
-              f"{row['ppl']:.3f}", "-" if row["bpb"] is None else f"{row['bpb']:.4f}") for row in rows]
-    print_table([("run", "step", "parameters", "tokens", "loss", "ppl", "bits/byte"), *cells])
+    cells = [("run", "step", "parameters", "tokens", "loss", "ppl", "bytes of text", "bits/byte")]
+    for row in rows:
+        text = ("-", "-") if row["bpb"] is None else (f"{row['eval_bytes']:,}", f"{row['bpb']:.4f}")
+        cells.append((row["run"], f"{row['step']:,}", f"{row['parameters']:,}", f"{row['eval_tokens']:,}",
+                      f"{row['loss']:.4f}", f"{row['ppl']:.3f}", *text))
+    print_table(cells)
     return rows
 
 

@@ -4,10 +4,11 @@ By aot_eager, which traces forward and backward as inductor does and runs the gr
 sixth model, with `--full` all settings of all. test_train.py compiles a run with inductor; `--full` every model.
 """
 import pytest
+import settings
 import torch
 import torch._inductor.config
 from settings import of, show
-from test_models import CASES, build, every_model, need, seeded, tokens
+from test_models import CASES, build, every_model, seeded, tokens
 
 import models
 
@@ -53,7 +54,7 @@ def test_one_graph_forward_and_backward(name, options):
 @every_model
 def test_one_graph_to_decode(name):
     """The first token reads an empty cache; the next ones need no new graph."""
-    need(name, models.module(name), "Cache")
+    settings.need(name, models.module(name), "Cache")
     model, idx = shallow(name, {}), tokens(2, 5)
     full, cache, graphs = model(idx)[0], models.module(name).Cache(model, 2, 8), []
 
@@ -74,6 +75,6 @@ def test_inductor(name):
     """Scalar kernels, a third faster to make; test_train.py compiles runs with vectors, in the default run too."""
     with torch._inductor.config.patch({"cpp.simdlen": 1}):
         compare(name, {}, "inductor")
-    need(name, models.module(name).Model, "generate")
+    settings.need(name, models.module(name).Model, "generate")
     model, idx = shallow(name, {}), tokens(2, 8)
     assert torch.equal(model.generate(idx, 4, temperature=0, compile=True), model.generate(idx, 4, temperature=0))

@@ -55,14 +55,6 @@ def seeded(model, *inputs):
     return torch.func.functional_call(model, {key: b.clone() for key, b in model.named_buffers()}, inputs)
 
 
-def need(name, thing, *attributes):
-    """Models of the repository have it; somebody's own may not."""
-    missing = [a for a in attributes if not hasattr(thing, a)]
-    if missing and not settings.belongs(name):
-        pytest.skip(f"{name} has no {missing[0]}")
-    assert not missing, f"{name} has no {missing[0]}"
-
-
 # --------------------------------------------------------------------------------------------------------- the function
 
 
@@ -131,7 +123,7 @@ def test_causal_later_tokens_do_not_change_earlier_logits(name, options):
 def test_cached_decoding_equals_the_full_forward(name, options):
     """A prompt in pieces of 1, 4 and 3 tokens, then token by token; float64."""
     module = models.module(name)
-    need(name, module, "Cache")
+    settings.need(name, module, "Cache")
     model, idx = build(name, options).double(), tokens(2, 14)
     full = model(idx)[0]
     cache, parts, at = module.Cache(model, 2, 14), [], 0
@@ -146,7 +138,7 @@ def test_cached_decoding_equals_the_full_forward(name, options):
 
 @every_model
 def test_generate(name):
-    need(name, models.module(name).Model, "generate")
+    settings.need(name, models.module(name).Model, "generate")
     model, idx = build(name, {}).double(), tokens(2, 5)
     greedy = idx
     for _ in range(6):
@@ -340,7 +332,7 @@ def test_every_parameter_and_buffer_gets_a_value(name, options):
 def test_the_final_norm_is_one_at_the_start(name):
     """norm_eps is small against the states: an embedding of std 0.02 over 48 layers still gives rms 1 after a norm."""
     model, seen = build(name, {}, randomise=False, n_layer=48), []
-    need(name, model, "final_norm")
+    settings.need(name, model, "final_norm")
     model.final_norm.register_forward_hook(lambda module, inputs, output: seen.append(output))
     model(tokens(2, 8))
     rms = seen[0].square().mean().sqrt().item()
@@ -351,7 +343,7 @@ def test_the_final_norm_is_one_at_the_start(name):
 @pytest.mark.parametrize("where", ["at the top", "in a block"])
 def test_an_unknown_parameter_is_an_error_of_init_weights(name, where):
     model = build(name, {}, randomise=False)
-    need(name, model, "init_weights", "blocks")
+    settings.need(name, model, "init_weights", "blocks")
     (model if where == "at the top" else model.blocks[-1]).surprise = torch.nn.Parameter(torch.zeros(3))
     try:
         model.init_weights()

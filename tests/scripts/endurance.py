@@ -270,7 +270,7 @@ def full_disks(folder):
     for freed, code in (("while it runs", 0), ("after the run", 1)):
         disk = folder / freed
         disk.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", disk], check=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", disk], check=True)
         try:
             run, full = disk / "run", disk / "other people's data"
             process = start("train.py", *flags(**RUN, data=data, out=run))

@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("lm_eval")
 
+import settings  # noqa: E402
 from analysis import double, random_model  # noqa: E402, F401  (float64: autouse)
 from lm_eval.api.instance import Instance  # noqa: E402
 
@@ -20,7 +21,6 @@ from forked import within  # noqa: E402
 from nanodepth import harness, runs  # noqa: E402
 from nanodepth.cli import UserError  # noqa: E402
 from small import wide  # noqa: E402
-from test_models import need  # noqa: E402
 
 PAIR = models.names()[0], models.names()[-1]
 
@@ -65,7 +65,7 @@ PAIRS = [("Question: why?\nAnswer:", " because"), ("Question: why?\nAnswer:", "!
 
 @pytest.mark.parametrize("name", models.names())
 def test_loglikelihood(name, tmp_path, capsys):
-    need(name, models.module(name), "Cache")
+    settings.need(name, models.module(name), "Cache")
     lm, pairs, wanted = adapter(tmp_path, name), [*PAIRS, ("  ", "only spaces")], []
     for context, continuation in pairs:
         bare = context.rstrip(" ")                                          # the space belongs to the continuation
@@ -158,7 +158,7 @@ def greedy(lm, text, n, room):
 @pytest.mark.parametrize("name", models.names())
 def test_generate_until(name, tmp_path, capsys):
     """With generation_kwargs by all names that lm_eval has for them."""
-    need(name, models.module(name), "Cache")
+    settings.need(name, models.module(name), "Cache")
     lm, contexts = adapter(tmp_path, name, vocab_size=257), ["once upon", "a time..", LONG, "", "once upon"]
     whole = [greedy(lm, context, 8, 40) for context in contexts]
     stop = whole[0][len(whole[0]) // 2:][:2]

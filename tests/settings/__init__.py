@@ -18,6 +18,8 @@ import re
 from importlib import import_module
 from pathlib import Path
 
+import pytest
+
 import models
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -47,3 +49,11 @@ def pairs(what):
 def show(x):
     """The name of a test case: of a model, or of its options."""
     return "-".join(f"{k}={v}" for k, v in x.items()) or "default" if isinstance(x, dict) else str(x)
+
+
+def need(name, thing, *attributes):
+    """Models of the repository have it; somebody's own may not."""
+    missing = [a for a in attributes if not hasattr(thing, a)]
+    if missing and not belongs(name):
+        pytest.skip(f"{name} has no {missing[0]}")
+    assert not missing, f"{name} has no {missing[0]}"
