@@ -22,11 +22,14 @@ at a context of 1,024 tokens, against gpt with the same settings (with a gate, w
 
 
 def code(path):
-    """(lines of code of a file without its docstring and blank lines, lines of its docstring, all lines)."""
-    text = path.read_text()
-    end = ast.parse(text).body[0].end_lineno
+    """(lines of code of a file without docstrings and blank lines, lines of its own docstring, all lines)."""
+    text, docstrings = path.read_text(), []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
+            docstrings.append(range(node.body[0].lineno, node.body[0].end_lineno + 1))
     lines = text.splitlines()
-    return [line for line in lines[end:] if line.strip()], end, len(lines)
+    return [line for i, line in enumerate(lines, 1) if line and not any(i in each for each in docstrings)], \
+        docstrings[0].stop - 1, len(lines)
 
 
 def changed(name):
