@@ -8,8 +8,9 @@ import pytest
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE / "helpers")]
-# A background job ignores Ctrl-C, and so would the scripts under test.
+# A background job ignores Ctrl-C, one under nohup SIGHUP, and so would the scripts under test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 pytest.register_assert_rewrite("analysis", "endurance", "published", "reference", "settings", "small")
 
 import settings  # noqa: E402
