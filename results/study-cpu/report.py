@@ -24,22 +24,22 @@ CLAIMS = (  # the first has the lower loss, says
     ("satformer", "gpt", "SATFormer, table 5"), ("satformer", "resformer", "SATFormer, section 4.3"),
     ("exoformer", "gpt-gated", "ExoFormer, table 1"), ("exoformer", "resformer", "ExoFormer, table 1"),
     ("exoformer", "exoformer-no-norm", "ExoFormer, table 1"),
-    ("exoformer-dynamic", "exoformer", "ExoFormer, table 1"), ("muddformer", "gpt", "MUDDFormer, figure 3"),
+    ("exoformer_dynamic", "exoformer", "ExoFormer, table 1"), ("muddformer", "gpt", "MUDDFormer, figure 3"),
     ("muddformer", "denseformer", "MUDDFormer, figure 3"), ("muddformer", "hyperconnections", "MUDDFormer, figure 3"),
     ("muddformer", "resformer", "SATFormer, table 5"),
     ("satformer", "muddformer", "SATFormer, table 5, at 130M and 340M; at 760M the opposite"),
     ("attnres", "gpt", "Attention Residuals"),
     ("attnres", "denseformer", "Attention Residuals, ablations"), ("denseformer", "gpt", "MUDDFormer, figure 3"),
     ("hyperconnections", "gpt", "MUDDFormer, figure 3"),
-    ("hyperconnections-manifold", "gpt", "Attention Residuals, ablations"),
-    ("hyperconnections-manifold", "hyperconnections", "mHC"),
-    ("attnres", "hyperconnections-manifold", "Attention Residuals, ablations"),
+    ("mhc", "gpt", "Attention Residuals, ablations"),
+    ("mhc", "hyperconnections", "mHC"),
+    ("attnres", "mhc", "Attention Residuals, ablations"),
     ("speedrun", "gpt", "nanochat; modded-nanogpt, record 11"),
     ("muddformer-trimmed", "gpt", "modded-nanogpt, pull request 259"),
-    ("attnres-additive", "gpt", "Delta Attention Residuals"),
-    ("attnres-additive", "attnres", "Delta Attention Residuals"))
-FRONT = {"exoformer_dynamic": "exoformer-dynamic", "mhc": "hyperconnections-manifold", **{name: name for name in (
-    "resformer", "satformer", "exoformer", "muddformer", "attnres", "denseformer", "hyperconnections")}}
+    ("attnres_delta", "gpt", "Delta Attention Residuals"),
+    ("attnres_delta", "attnres", "Delta Attention Residuals"))
+FRONT = ("resformer", "satformer", "exoformer", "exoformer_dynamic", "denseformer", "muddformer", "attnres",
+         "hyperconnections", "mhc")                                 # with numbers in the repository's README
 PLAIN_RATES = (0.002, 0.004)
 
 
@@ -133,8 +133,8 @@ def coverage_lines(strong):
 def front(text, strong):
     """The repository's README with today's numbers in its table of models: loss of the others, time of a step."""
     losses, speed = others(strong), speeds()
-    for model, system in FRONT.items():
-        cells = f"| {gap(losses, system)[0]} | {1 / speed[system]:.2f} |"
+    for model in FRONT:
+        cells = f"| {gap(losses, model)[0]} | {1 / speed[model]:.2f} |"
         text = re.sub(rf"^(\| `{model}` \|.*?)\|[^|\n]*\|[^|\n]*\|$", lambda row: row[1] + cells, text, flags=re.M)
     return re.sub(r"(gate elementwise`, at )\S+ ± \d\.\d+", rf"\g<1>{gap(losses, 'gpt-gated')[0]}", text)
 
@@ -172,8 +172,8 @@ def gaps_picture(strong, plain):
     fig, (axes,) = pictures.figure(1, 2, (11, 5), sharey=True)
     rest = others(strong)
     names = sorted((name for name in strong if name != "gpt"), key=lambda name: difference(rest, name, "gpt")[0])
-    for ax, title, losses in zip(axes, ("all targets", "others: all but the copyable ones"), (final, others)):
-        for shift, label, each in ((-0.15, "strong recipe", strong), (0.15, "plain recipe", plain)):
+    for ax, title, losses in zip(axes, ("all targets", "targets that cannot be copied from the context"), (final, others)):
+        for shift, label, each in ((-0.15, "Muon (strong recipe)", strong), (0.15, "AdamW (plain recipe)", plain)):
             found = {i: difference(losses(each), name, "gpt") for i, name in enumerate(names) if name in each}
             ax.errorbar([value for value, _ in found.values()], [i + shift for i in found], fmt="o", capsize=3,
                         xerr=[half for _, half in found.values()], label=label)
