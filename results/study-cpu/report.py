@@ -172,7 +172,8 @@ def gaps_picture(strong, plain):
     fig, (axes,) = pictures.figure(1, 2, (11, 5), sharey=True)
     rest = others(strong)
     names = sorted((name for name in strong if name != "gpt"), key=lambda name: difference(rest, name, "gpt")[0])
-    for ax, title, losses in zip(axes, ("all targets", "targets that cannot be copied from the context"), (final, others)):
+    titles = "all targets", "targets that cannot be copied from the context"
+    for ax, title, losses in zip(axes, titles, (final, others)):
         for shift, label, each in ((-0.15, "Muon (strong recipe)", strong), (0.15, "AdamW (plain recipe)", plain)):
             found = {i: difference(losses(each), name, "gpt") for i, name in enumerate(names) if name in each}
             ax.errorbar([value for value, _ in found.values()], [i + shift for i in found], fmt="o", capsize=3,
