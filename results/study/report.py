@@ -1,0 +1,115 @@
+"""Table and picture of this folder's page, from runs.csv and logs.jsonl.xz: python results/study/report.py
+
+Rewrites what stands between <!-- NAME --> and <!-- end --> in README.md and draws leads.png: the lead of each system
+over gpt against tokens, with 95% bands. --results names another folder with these files.
+"""
+import argparse
+import runpy
+import sys
+from pathlib import Path
+from statistics import mean
+
+import torch
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
+from compare import best_scales, difference, final, gap, others, read  # noqa: E402
+from publish import fill, markdown  # noqa: E402
+
+import models  # noqa: E402
+import train  # noqa: E402
+from nanodepth import curves, pictures  # noqa: E402
+
+SYSTEMS = runpy.run_path(str(HERE / "study.py"))["SYSTEMS"]
+SHOWN = 8                                                               # systems in the picture
+
+
+def parameters(system):
+    """Of a system at the study's shape and 4,096 token ids."""
+    words = SYSTEMS.get(system, (system,))[0].split()
+    _, config, _ = train.parse(["--model", *words, "--preset", "study"])
+    with torch.device("meta"):
+        return sum(p.numel() for p in models.build(words[0], **{**config, "vocab_size": 4096}).parameters())
+
+
+def ends(runs):
+    """{steps: best_scales() of the runs of this length}, the shortest first."""
+    return {steps: best_scales([run for run in runs if run["steps"] == steps])
+            for steps in sorted({run["steps"] for run in runs})}
+
+
+def step_time(each, system):
+    """Time of a step over gpt's, by the median step of each run; None without both."""
+    ms = {name: mean(run["ms"] for run in each[name]) for name in (system, "gpt") if name in each}
+    return ms[system] / ms["gpt"] if len(ms) == 2 else None
+
+
+def leads_table(at, losses=final):
+    """Loss minus gpt's at the end of each length, in nats: below zero the system is ahead.
+
+    And of a system's longest runs: how many times its tokens gpt would need for their loss, by gpt's own ends; the time
+    of a step over gpt's; and the first over the second, above 1 where the idea pays for its time.
+    """
+    rows = []
+    for name in dict.fromkeys(name for each in at.values() for name in each if name != "gpt"):
+        steps, each = next((steps, each) for steps, each in reversed(at.items()) if name in each)
+        points = [(n / steps, mean(losses(some)["gpt"].values())) for n, some in at.items() if "gpt" in some]
+        needed = curves.tokens_needed(points, mean(losses(each)[name].values()))
+        time = step_time(each, name)
+        rows.append([f"`{name}`", f"{parameters(name):,}", *(gap(losses(some), name)[0] for some in at.values()),
+                     f"{needed:.2f}" if needed else "", f"{time:.2f}" if time else "",
+                     f"{needed / time:.2f}" if needed and time else ""])
+    tokens = [f"{mean(run['tokens'] for runs in each.values() for run in runs) / 1e6:.1f}M" for each in at.values()]
+    return markdown(["system", "parameters", *(f"at {n}" for n in tokens), "gpt's tokens", "time of a step",
+                     "tokens over time"], rows)
+
+
+def lead_curve(each, system):
+    """[(tokens, lead, half of its 95% interval or None)] at the validations that a system and gpt share."""
+    loss = {name: {run["seed"]: {row["tokens"]: row["loss"] for row in run["val"] if row["loss"]} for run in each[name]}
+            for name in (system, "gpt")}
+    shared = set.intersection(*(set(at) for runs in loss.values() for at in runs.values())) - {0}
+    found = []
+    for tokens in sorted(shared):
+        now = {name: {seed: at[tokens] for seed, at in runs.items()} for name, runs in loss.items()}
+        found.append((tokens, *difference(now, system, "gpt")))
+    return [point for point in found if point[1] is not None]
+
+
+def leads_picture(at):
+    """The longest runs: lead over gpt against tokens, and beside it the losses of gpt's seeds."""
+    fig, ((left, right),) = pictures.figure(1, 2, (12, 5), width_ratios=(2, 1))
+    each = list(at.values())[-1]
+    names = sorted((name for name in each if name != "gpt"), key=lambda name: difference(others(each), name, "gpt")[0])
+    for name, (color, dash) in zip(names[:SHOWN], pictures.styles()):
+        tokens, lead, half = zip(*lead_curve(each, name))
+        left.plot(tokens, lead, dash, color=color)
+        left.annotate(name, (tokens[-1], lead[-1]), (4, 0), textcoords="offset points", color=color, va="center")
+        if None not in half:
+            left.fill_between(tokens, [a - b for a, b in zip(lead, half)], [a + b for a, b in zip(lead, half)],
+                              color=color, alpha=0.15, lw=0)
+    for run in each["gpt"]:
+        points = [(row["tokens"], row["loss"]) for row in run["val"] if row["tokens"] and row["loss"]]
+        right.plot(*zip(*points), color="black", lw=0.8)
+    left.axhline(0, color="black", lw=0.8)
+    left.set(xscale="log", xlabel="training tokens", ylabel="loss minus gpt's, nats (95% band)")
+    right.set(xscale="log", xlabel="training tokens", ylabel="gpt: validation loss of each seed, nats")
+    return fig
+
+
+def tables(at):
+    """{NAME: table}"""
+    return {"leads": leads_table(at), "others": leads_table(at, others)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=HERE, help="folder of runs.csv and logs.jsonl.xz (this one)")
+    folder = parser.parse_args().results
+    at = ends(read(folder))
+    fill(folder / "README.md", **tables(at))
+    list(pictures.save({"leads": lambda: leads_picture(at)}, folder))
+
+
+if __name__ == "__main__":
+    main()
