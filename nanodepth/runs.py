@@ -139,14 +139,23 @@ def new_folder(options):
     """Makes the run folder. A default name gets the next free number; --out may exist if it holds no checkpoint."""
     numbered = (f"runs/{options.model}-{options.preset}{'' if i == 1 else f'-{i}'}" for i in range(1, 10 ** 6))
     for path in map(Path, numbered if options.out is None else [options.out]):
-        if options.out is None and path.exists():
-            continue
-        path.mkdir(parents=True, exist_ok=True)
-        if (path / "ckpt.pt").exists():
-            raise UserError(f"{path} exists: choose another --out, or go on with --resume {path}")
-        if others := {file.name for file in path.iterdir()} - OF_A_RUN - {".lock", "ckpt.pt.tmp"}:
-            raise UserError(f"{path} exists and has {min(others)} in it, which is no run's: choose another --out")
-        return path
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            if options.out is not None:
+                left_over(path)
+                return path
+
+
+def left_over(path):
+    """What a run that never saved has left in this folder. UserError if something else is in it."""
+    found = {file.name for file in path.iterdir()} - {".lock"}
+    if "ckpt.pt" in found:
+        raise UserError(f"{path} exists: choose another --out, or go on with --resume {path}")
+    if others := found - OF_A_RUN - {"ckpt.pt.tmp"}:
+        raise UserError(f"{path} exists and has {min(others)} in it, which is no run's: choose another --out")
+    return found
 
 
 def lock(path):
@@ -210,7 +219,9 @@ class Run:
             "gpu": torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else None,
             "cpu": processor(), "id": os.urandom(4).hex()})
         if run.writes:
-            (path / "source").mkdir(exist_ok=True)
+            for old in left_over(path):                                     # the lock is ours now
+                shutil.rmtree(path / old) if (path / old).is_dir() else (path / old).unlink()
+            (path / "source").mkdir()
             for source in sources:
                 shutil.copy(source, path / "source")
             if data.tokenizer not in ("gpt2", "byte"):

@@ -38,7 +38,7 @@ BAD = {   # name: (flags, what the line must say). Words in capitals are files o
     "samples without a tokenizer": (["--data", "PUBLIC", "--sample_every", "5"], "tokenizer gpt2 needs"),
     "folder in the way": (["--out", "RUN"], "exists: choose another --out, or go on with --resume"),
     "folder of something else": (["--out", "OTHER"], "which is no run's: choose another --out"),
-    "file in the way": (["--out", "A.TXT"], "A.TXT: File exists"),
+    "file in the way": (["--out", "A.TXT"], "A.TXT: Not a directory"),
     "nothing to resume": (["--resume", "EMPTY"], "ckpt.pt does not exist"),
     "checkpoint cut short": (["--resume", "CUT"], "not a readable checkpoint"),
     "checkpoint with code": (["--resume", "CODE"], "not a readable checkpoint"),

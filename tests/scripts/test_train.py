@@ -195,6 +195,7 @@ def test_a_folder_without_a_checkpoint_is_taken_over(data, tmp_path, monkeypatch
     for name in ("ckpt.pt", "before_decay"):
         shutil.move(tmp_path / "a" / name, tmp_path)
     (tmp_path / "a" / "ckpt.pt.tmp").write_text("half")
+    (tmp_path / "a" / "tokenizer.tiktoken").write_text("of other data")
     held = runs.lock(tmp_path / "a")
     with pytest.raises(cli.UserError, match="in use by another process"):
         inside(*words)
@@ -204,6 +205,7 @@ def test_a_folder_without_a_checkpoint_is_taken_over(data, tmp_path, monkeypatch
         raise OSError(37, "No locks available")
     monkeypatch.setattr(runs.fcntl, "flock", no_locks)
     assert inside(*words) == 0 and losses(tmp_path / "a") == whole and (tmp_path / "a" / "ckpt.pt").exists()
+    assert not (tmp_path / "a" / "tokenizer.tiktoken").exists()
     assert "cannot be locked (No locks available)" in capsys.readouterr().err
 
 
