@@ -1,9 +1,12 @@
 """Table and picture of this folder's page, from runs.csv and logs.jsonl.xz: python results/study/report.py
 
 Rewrites what stands between <!-- NAME --> and <!-- end --> in README.md and draws leads.png: the lead of each system
-over gpt against tokens, with 95% bands. --results names another folder with these files.
+over gpt against tokens, with 95% bands. --results names another folder with these files. The time of a step is that of
+speed.csv, of an idle machine, if there is one: the runs themselves had others beside them.
 """
 import argparse
+import csv
+import io
 import runpy
 import sys
 from pathlib import Path
@@ -38,13 +41,14 @@ def ends(runs):
             for steps in sorted({run["steps"] for run in runs})}
 
 
-def step_time(each, system):
-    """Time of a step over gpt's, by the median step of each run; None without both."""
-    ms = {name: mean(run["ms"] for run in each[name]) for name in (system, "gpt") if name in each}
-    return ms[system] / ms["gpt"] if len(ms) == 2 else None
+def step_times(folder):
+    """{system: time of a step over gpt's} of speed.csv (columns system and speed)."""
+    path = folder / "speed.csv"
+    with path.open() if path.exists() else io.StringIO() as file:
+        return {line["system"]: 1 / float(line["speed"]) for line in csv.DictReader(file)}
 
 
-def leads_table(at, losses=final):
+def leads_table(at, times, losses=final):
     """Loss minus gpt's at the end of each length, in nats: below zero the system is ahead.
 
     And of a system's longest runs: how many times its tokens gpt would need for their loss, by gpt's own ends; the time
@@ -55,7 +59,7 @@ def leads_table(at, losses=final):
         steps, each = next((steps, each) for steps, each in reversed(at.items()) if name in each)
         points = [(n / steps, mean(losses(some)["gpt"].values())) for n, some in at.items() if "gpt" in some]
         needed = curves.tokens_needed(points, mean(losses(each)[name].values()))
-        time = step_time(each, name)
+        time = times.get(name)
         rows.append([f"`{name}`", f"{parameters(name):,}", *(gap(losses(some), name)[0] for some in at.values()),
                      f"{needed:.2f}" if needed else "", f"{time:.2f}" if time else "",
                      f"{needed / time:.2f}" if needed and time else ""])
@@ -97,9 +101,9 @@ def leads_picture(at):
     return fig
 
 
-def tables(at):
+def tables(at, times):
     """{NAME: table}"""
-    return {"leads": leads_table(at), "others": leads_table(at, others)}
+    return {"leads": leads_table(at, times), "others": leads_table(at, times, others)}
 
 
 def main():
@@ -107,7 +111,7 @@ def main():
     parser.add_argument("--results", type=Path, default=HERE, help="folder of runs.csv and logs.jsonl.xz (this one)")
     folder = parser.parse_args().results
     at = ends(read(folder))
-    fill(folder / "README.md", **tables(at))
+    fill(folder / "README.md", **tables(at, step_times(folder)))
     list(pictures.save({"leads": lambda: leads_picture(at)}, folder))
 
 

@@ -113,24 +113,25 @@ def test_the_page_of_a_study(tmp_path, monkeypatch):
     report = runpy.run_path(str(RESULTS / "study" / "report.py"))
     study, name = runpy.run_path(str(RESULTS / "study" / "study.py")), list(report["SYSTEMS"])[1]
     results = study["Results"](tmp_path)
-    for system, ahead, ms in (("gpt", 0.0, 100), (name, 0.5, 125)):
+    (tmp_path / "speed.csv").write_text(f"system,speed\ngpt,1.0\n{name},0.8\n")
+    for system, ahead in (("gpt", 0.0), (name, 0.5)):
         for seed in range(3):
             for steps in (500, 1000, 2000):
                 vals = [(n, 9 - math.log2(n / 250) - ahead + 0.1 * seed) for n in range(250, steps + 1, 250)]
                 line = dict.fromkeys(study["COLUMNS"]) | {
                     "run": f"{system}-{seed}-{steps}", "system": system, "scale": 1, "seed": seed, "steps": steps,
-                    "loss": vals[-1][1], "others": vals[-1][1] - 1, "repeated": 1.0, "tokens": 4096 * steps, "ms": ms}
+                    "loss": vals[-1][1], "others": vals[-1][1] - 1, "repeated": 1.0, "tokens": 4096 * steps}
                 results.add(line, [{"kind": "val", "step": n, "tokens": 4096 * n, "loss": loss} for n, loss in vals])
-    at = report["ends"](compare.read(tmp_path))
+    at, times = report["ends"](compare.read(tmp_path)), report["step_times"](tmp_path)
     with torch.device("meta"):
         size = sum(p.numel() for p in models.build(name, vocab_size=4096, n_layer=12, d_model=128, n_head=4,
                                                    max_len=256).parameters())
-    for table in report["tables"](at).values():
+    for table in report["tables"](at, times).values():
         row = [cell.strip() for cell in table.splitlines()[2].strip("|").split("|")]
         assert row == [f"`{name}`", f"{size:,}", *["-0.5000 ± 0.0000"] * 3, "", "1.25", ""]     # beyond gpt's ends
     del at[2000][name]                                                  # then its longest runs are shorter than gpt's
     needed = 2 ** 0.5
-    assert f"| {needed:.2f} | 1.25 | {needed / 1.25:.2f} |" in report["leads_table"](at)
+    assert f"| {needed:.2f} | 1.25 | {needed / 1.25:.2f} |" in report["leads_table"](at, times)
     assert [(n / 4096, round(lead, 9)) for n, lead, half in report["lead_curve"](at[1000], name)] == [
         (n, -0.5) for n in (250, 500, 750, 1000)]
     pytest.importorskip("matplotlib")
