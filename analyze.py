@@ -12,7 +12,6 @@ curves.json {system: its row}, curves.png the baseline and the eight systems wit
 probe: models are watched while they read the validation split, in fp32: pictures, and RUN.json with all numbers.
 What is not finite is null in JSON.
 """
-import json
 import sys
 from pathlib import Path
 from statistics import mode
@@ -61,7 +60,7 @@ def compare(args):
     args.out.mkdir(parents=True, exist_ok=True)
     rows = curves.summarise(systems, baseline)
     table = curves.table(rows, baseline)
-    write_json(args.out / "curves.json", rows, indent=1)
+    runs.write_text(args.out / "curves.json", runs.to_json(rows, indent=1))
     runs.write_text(args.out / "curves.md", table)
     drawn = save({"curves": lambda: pictures.draw_curves(rows, systems, baseline)}, args.out)
     print(table, drawn, sep="", end="")
@@ -93,7 +92,7 @@ def probe(args):
     found = dict(sorted(found.items(), key=lambda item: item[1]["model"] != root))     # the baseline is black
     args.out.mkdir(parents=True, exist_ok=True)
     for name, numbers in found.items():
-        write_json(args.out / f"{name}.json", numbers)
+        runs.write_text(args.out / f"{name}.json", runs.to_json(numbers))
     print(save({"layers": lambda: pictures.draw_layers(found), "depth": lambda: pictures.draw_depth(found)}, args.out),
           end="")
 
@@ -118,12 +117,6 @@ def measure(run, args, device):
 
 
 # ------------------------------------------------------------------------------------------------------------ the files
-
-
-def write_json(path, numbers, indent=None):
-    """JSON as its standard has it: null for what is not finite."""
-    finite = json.loads(json.dumps(numbers), parse_constant=lambda name: None)
-    runs.write_text(path, json.dumps(finite, indent=indent) + "\n")
 
 
 def save(figures, out):

@@ -8,7 +8,6 @@
 
 Bits per byte are those of the text: end-of-text tokens count for loss and perplexity alone.
 """
-import json
 import os
 import time
 from pathlib import Path
@@ -102,7 +101,7 @@ def on_tasks(args):
                      "lm_eval": lm_eval.__version__ if asked else None, "limit": args.limit if asked else None,
                      "tables": named})
         with open(Path(run) / "eval.jsonl", "a", encoding="utf-8") as f:
-            f.write(json.dumps(rows[-1]) + "\n")
+            f.write(runs.to_json(rows[-1]))
     for title in rows[0]["tables"]:
         tables = [row["tables"][title] for row in rows]
         columns = list(dict.fromkeys(column for table in tables for column in table))     # a run may lack some
@@ -129,7 +128,7 @@ def main(argv):
     args = parse(argv)
     rows = on_split(args) if args.tasks is None else on_tasks(args)
     if args.json:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        args.json.write_text(runs.to_json(rows, indent=1), encoding="utf-8")
     return 0
 
 

@@ -26,7 +26,7 @@ import muon
 import probes
 from nanodepth import presets, runs, scoring
 from nanodepth.cli import ROOT, Parser, UserError, add_options, pick, run_folder, run_script, shell, user_errors
-from nanodepth.data import Batches, Data, check_tokens, find_folder
+from nanodepth.data import Batches, Data, check_tokens, find_folder, trained_folder
 from nanodepth.devices import (
     Ranks, autocast, choose_dtype, flops_per_token, leave_together, peak_bytes, peak_flops)
 
@@ -132,8 +132,8 @@ def parse(argv):
         models.cache_class(model)
         if not hasattr(models.module(model).Model, "generate"):
             raise UserError(f"models/{model}.py has no Model.generate, which --sample_every calls: see gpt.py")
-    if asked.resume and "data" not in flags and os.path.isdir(old["data"].get("absolute", "")):
-        options.data = old["data"]["absolute"]
+    if asked.resume and "data" not in flags and (folder := trained_folder(options.resume, old["data"])).is_dir():
+        options.data = str(folder)
     if asked.resume and "max_steps" in flags and flags["max_steps"] != defaults["max_steps"]:
         check_length(options, replace(options, max_steps=defaults["max_steps"]), checkpoint["step"])
     return options, config, flags
@@ -187,8 +187,8 @@ def say(ranks, text):
 
 
 def data_folder(options, ranks):
-    """The folder of --data; of a run that goes on, also looked for from its place. The default data are made once."""
-    folder = find_folder(options.data, *(Path(options.resume).resolve().parents if options.resume else ()))
+    """The folder of --data. The default data are made once."""
+    folder = find_folder(options.data)
     if options.data == "stdlib" and not folder.exists():
         folder = Path(os.path.relpath(ROOT / "data" / "stdlib"))
         if ranks.rank == 0:

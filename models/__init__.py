@@ -36,7 +36,8 @@ def user_errors(prefix=""):
     except UserError:
         raise
     except ValueError as e:
-        raise UserError(f"{prefix}{str(e).partition(chr(10))[0]}") from None
+        first, *_ = str(e).split("\n")
+        raise UserError(prefix + first) from None
 
 
 def names():

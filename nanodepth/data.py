@@ -249,6 +249,12 @@ def find_folder(name, *places):
     return next(iter(found), Path("." if os.path.exists(name) else "data") / name)      # a folder of texts comes last
 
 
+def trained_folder(run, trained):
+    """The folder of a run's data: as recorded, from here, the run's place or the repository, else the absolute path."""
+    folder = find_folder(trained["path"], *Path(run).resolve().parents)
+    return folder if folder.is_dir() else Path(trained.get("absolute", folder))
+
+
 def run_data(run, config, name=None) -> Data:
     """The data folder `name`, or else the data that the run folder with this config was trained on.
 
@@ -257,9 +263,7 @@ def run_data(run, config, name=None) -> Data:
     trained = config["data"]
     if not name and not trained["path"]:
         raise UserError(f"{run} was not trained here: name the data with --data")
-    folder = find_folder(name or trained["path"], *Path(run).resolve().parents)
-    if not name and not folder.is_dir():                                    # the run is elsewhere now
-        folder = trained.get("absolute", folder)
+    folder = find_folder(name, *Path(run).resolve().parents) if name else trained_folder(run, trained)
     data = Data(folder, checked=("val",))
     if not name and data.fingerprint != trained["fingerprint"]:
         raise UserError(f"{trained['path']} is not what {run} was trained on any more: name the data with --data")

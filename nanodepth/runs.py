@@ -8,7 +8,6 @@
 """
 import fcntl
 import json
-import math
 import os
 import platform
 import secrets
@@ -42,6 +41,11 @@ def write_atomically(path, write):
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def to_json(x, indent=None):
+    """JSON of dicts, lists and numbers as the standard has it: null for what is not finite."""
+    return json.dumps(json.loads(json.dumps(x), parse_constant=lambda name: None), indent=indent) + "\n"
 
 
 def write_text(path, text):
@@ -181,15 +185,6 @@ def git_state():
         return None
 
 
-def as_json(x):
-    """A value of a log row, nan and inf as None: JSON has no such numbers."""
-    if isinstance(x, dict):
-        return {key: as_json(value) for key, value in x.items()}
-    if isinstance(x, (list, tuple)):
-        return [as_json(value) for value in x]
-    return None if isinstance(x, float) and not math.isfinite(x) else x
-
-
 class Run:
     """The folder of a run that trains. Every rank has one; the first rank alone locks and writes.
 
@@ -262,7 +257,7 @@ class Run:
             write_text(path / "config.json", json.dumps(config, indent=1))
             rows = log_rows(path / "log.jsonl", step)
             run.evaluated = max((row["step"] for row in rows if row["kind"] == "val"), default=-1)
-            write_text(path / "log.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+            write_text(path / "log.jsonl", "".join(map(to_json, rows)))
             run.open_log(options)
         run.evaluated = ranks.share(run.evaluated)
         return run
@@ -278,8 +273,7 @@ class Run:
     def log(self, kind, step, **row):
         """Adds a row to the log: kind, step, tokens so far, and the given numbers."""
         if self.writes:
-            row = as_json({"kind": kind, "step": step, "tokens": step * self.batch_tokens, **row})
-            self.file.write(json.dumps(row) + "\n")
+            self.file.write(to_json({"kind": kind, "step": step, "tokens": step * self.batch_tokens, **row}))
         if self.wandb:
             self.wandb.log({f"{kind}/{name}": x for name, x in row.items()}, step=step)
 

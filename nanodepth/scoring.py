@@ -32,7 +32,8 @@ def evaluate(model, batches, token_bytes=None, autocast=None, reduce=None):
     if reduce:
         reduce(sums)
     nats, tokens, text_nats, text = sums.tolist()
-    loss, counted = nats / max(1, tokens), text and widths is not None             # none before a signal
+    loss = nats / max(1, tokens)                                            # no batch was scored if a signal came first
+    counted = text and widths is not None
     bpb = text_nats / math.log(2) / text if counted else None
     return {"loss": loss, "ppl": math.exp(min(loss, 700)), "bpb": bpb, "eval_tokens": int(tokens),
             "eval_bytes": int(text) if counted else None}

@@ -1,5 +1,6 @@
 """Runs that go on: longer than planned, with other options, from other weights, after a broken file or a Ctrl-C."""
 import json
+import re
 import shutil
 import signal
 import sys
@@ -156,10 +157,11 @@ def test_weights_and_biases(data, tmp_path, monkeypatch):
     with pytest.raises(ModuleNotFoundError), monkeypatch.context() as patch:
         patch.setitem(sys.modules, "wandb", None)                           # as if it were not installed
         inside(*flags(**LONG, data=data, wandb=True))
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(
-        init=lambda **given: begun.append(given) or types.SimpleNamespace(log=lambda row, step: logged.append(step))))
+    run = types.SimpleNamespace(log=lambda row, step: logged.append((step, row)))
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **given: begun.append(given) or run))
     assert inside(*flags(**{**LONG, "max_steps": 12}, data=data, out=tmp_path / "a", wandb=True)) == 0
-    assert sorted(set(logged)) == list(range(13))
+    assert sorted({step for step, _ in logged}) == list(range(13))
+    assert all(re.fullmatch("(train|val)/(?!kind|step|tokens)\\w+", name) for _, row in logged for name in row)
     shutil.copytree(tmp_path / "a" / "before_decay", tmp_path / "b")
     for path in (tmp_path / "a", tmp_path / "b", tmp_path / "a" / "before_decay"):
         assert inside("--resume", str(path)) == 0
