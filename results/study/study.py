@@ -12,6 +12,10 @@ It may be killed at any moment: a run goes on from its last checkpoint. A finish
 logs.jsonl.xz beside this file (or in --results), and is not run again. Several processes share the work.
 
     python results/study/study.py --data mine --results runs/mine --systems gpt mymodel --steps 1000
+
+Other options go to train.py, so this is the larger study on a GPU (29M parameters in the blocks, 655M tokens):
+
+    python results/study/study.py --data fineweb-edu --results runs/study-30m --preset study-30m --dtype bf16 --seeds 2
 """
 import csv
 import fcntl
