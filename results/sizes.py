@@ -1,4 +1,4 @@
-"""Lines, parameters and FLOPs of every model: python results/sizes.py writes sizes.md and README's column."""
+"""Lines, parameters and FLOPs of every model: python results/sizes.py writes sizes.md and two columns of README's tables."""
 import ast
 import difflib
 import re
@@ -50,10 +50,17 @@ def main():
     head = ["model", "parent", "lines changed", "lines", "parameters", "more than gpt", "more FLOPs"]
     (HERE / "sizes.md").write_text(f"{TEXT}{markdown(head, [row(name) for name in models.names()])}\n")
     readme = HERE.parent / "README.md"
-    text = readme.read_text()
-    for name in models.names():                                     # | `name` | paper | idea | lines |
-        text = re.sub(rf"^(\| `{name}` \|[^|\n]*\|[^|\n]*\|) *\d* \|", rf"\g<1> {changed(name)} |", text, flags=re.M)
-    readme.write_text(text)
+    lines = readme.read_text().splitlines()
+    for i, line in enumerate(lines):                # | `name` | paper | idea | lines | parameters | ... or without them
+        cells = line.split("|")
+        if name := re.fullmatch(r" `(\w+)` ", "".join(cells[1:2])):
+            sizes = row(name[1])
+            cells[4] = f" {sizes[2]} "
+            if len(cells) > 6:
+                n, more = (int(cell.replace(",", "")) for cell in sizes[4:6])
+                cells[5] = f" {more / (n - more):+.1%} "
+            lines[i] = "|".join(cells)
+    readme.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
