@@ -14,9 +14,10 @@ from publish import markdown  # noqa: E402
 
 TEXT = """# Sizes
 
-`python results/sizes.py` makes this table. Lines changed are the lines of code added to the parent file and taken from
-it, without docstrings and blank lines. Parameters and forward FLOPs (of matrix products) are those of the default shape
-at a context of 1,024 tokens, against gpt with the same settings (with a gate, where the model has one by default).
+How much code, how many parameters and how many FLOPs does each idea add? `python results/sizes.py` makes this table.
+"Lines changed" counts lines of code added to and removed from the parent file, without docstrings and blank lines.
+Parameters and forward FLOPs (of matrix products) are at the default shape and a context of 1,024 tokens. "More" is
+against gpt with the same settings, which include the gate for a model that has one by default.
 
 """
 
@@ -47,7 +48,7 @@ def row(name):
 
 
 def main():
-    head = ["model", "parent", "lines changed", "lines", "parameters", "more than gpt", "more FLOPs"]
+    head = ["model", "parent", "lines changed", "lines", "parameters", "more parameters", "more FLOPs"]
     (HERE / "sizes.md").write_text(f"{TEXT}{markdown(head, [row(name) for name in models.names()])}\n")
     readme = HERE.parent / "README.md"
     text = readme.read_text()
