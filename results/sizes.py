@@ -14,10 +14,10 @@ from publish import markdown  # noqa: E402
 
 TEXT = """# Sizes
 
-How much code, how many parameters and how many FLOPs does each idea add? `python results/sizes.py` makes this table.
-"Lines changed" counts lines of code added to and removed from the parent file, without docstrings and blank lines.
-Parameters and forward FLOPs (of matrix products) are at the default shape and a context of 1,024 tokens. "More" is
-against gpt with the same settings, which include the gate for a model that has one by default.
+How much code, parameters and FLOPs does each idea add? Lines changed are lines of code added to and removed from the
+parent file, without docstrings and blank lines. Parameters and forward FLOPs (of matrix products) are at the default
+shape and a context of 1,024 tokens, "more" against gpt with the same settings (with the gate, where that is a model's
+default). `python results/sizes.py` makes the table.
 
 """
 
