@@ -14,9 +14,10 @@ from publish import markdown  # noqa: E402
 
 TEXT = """# Sizes
 
-`python results/sizes.py` makes this table. Lines changed are the lines of code added to the parent file and taken from
-it, without docstrings and blank lines. Parameters and forward FLOPs (of matrix products) are those of the default shape
-at a context of 1,024 tokens, against gpt with the same settings (with a gate, where the model has one by default).
+How much code, parameters and FLOPs does each idea add? Lines changed are lines of code added to and removed from the
+parent file, without docstrings and blank lines. Parameters and forward FLOPs (of matrix products) are at the default
+shape and a context of 1,024 tokens, "more" against gpt with the same settings (with the gate, where that is a model's
+default). `python results/sizes.py` makes the table.
 
 """
 
@@ -47,7 +48,7 @@ def row(name):
 
 
 def main():
-    head = ["model", "parent", "lines changed", "lines", "parameters", "more than gpt", "more FLOPs"]
+    head = ["model", "parent", "lines changed", "lines", "parameters", "more parameters", "more FLOPs"]
     (HERE / "sizes.md").write_text(f"{TEXT}{markdown(head, [row(name) for name in models.names()])}\n")
     readme = HERE.parent / "README.md"
     lines = readme.read_text().splitlines()

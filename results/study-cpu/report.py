@@ -1,7 +1,7 @@
 """Tables and pictures of this folder's pages: python results/study-cpu/report.py
 
-Rewrites what stands between <!-- NAME --> and <!-- end --> in README.md, plain.md and rates.md, and two columns of the
-repository's table of models, from runs.csv, logs.jsonl.xz and speed.csv; draws curves.png and gaps.png.
+Rewrites what stands between <!-- NAME --> and <!-- end --> in README.md, claims.md, plain.md and rates.md, and two
+columns of the repository's table of models, from runs.csv, logs.jsonl.xz and speed.csv; draws curves.png and gaps.png.
 """
 import argparse
 import csv
@@ -198,10 +198,10 @@ def tables(runs):
              "plain": rates_table([run for run in kinds["plain"] if run["seed"] == 0],
                                   "adamw_lr: loss after 1,000 steps", lambda run: run["adamw_lr"] in PLAIN_RATES),
              "quarter": rates_table(kinds["plain-tune"], "adamw_lr: loss after 250 steps", lambda run: False)}
-    main = {"main": main_table(strong), "depth": depth_table(depths), "claims": claims_table(strong, plain),
-            "saving": saving_table(strong, lengths), "coverage": coverage_lines(strong)}
-    return {HERE / "README.md": main, HERE / "plain.md": {"baselines": baseline_table(strong, plain)},
-            HERE / "rates.md": rates}
+    main = {"main": main_table(strong), "saving": saving_table(strong, lengths)}
+    claims = {"claims": claims_table(strong, plain), "depth": depth_table(depths), "coverage": coverage_lines(strong)}
+    return {HERE / "README.md": main, HERE / "claims.md": claims,
+            HERE / "plain.md": {"baselines": baseline_table(strong, plain)}, HERE / "rates.md": rates}
 
 
 def main():
