@@ -128,8 +128,8 @@ def gap(losses, a, b="gpt"):
 
 def main_table(each):
     losses, rest, copied = final(each), others(each), final(each, "repeated")
-    return markdown(["system", "seeds", "final loss", "difference to gpt (95%)", "others: difference to gpt (95%)",
-                     "copyable: loss of each seed"],
+    return markdown(["system", "seeds", "final loss", "difference to gpt (95%)",
+                     "not copyable: difference to gpt (95%)", "copyable: loss of each seed"],
                     [[f"`{name}`", str(len(at)), f"{mean(at.values()):.4f}", gap(losses, name)[0], gap(rest, name)[0],
                       ", ".join(f"{x:.2f}" for x in copied.get(name, {}).values())] for name, at in losses.items()])
 

@@ -1,4 +1,4 @@
-"""Lines, parameters and FLOPs of every model: python results/sizes.py writes sizes.md and two columns of README's tables."""
+"""Lines, parameters and FLOPs of every model: python results/sizes.py writes sizes.md and columns of README."""
 import ast
 import difflib
 import re

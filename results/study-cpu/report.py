@@ -93,14 +93,14 @@ def saving_table(strong, lengths):
     for name in [name for name in strong if name != "gpt"]:
         tokens, time = ([factor(losses, name, scale) for losses in (final, others)] for scale in (1, speed[name]))
         rows.append([f"`{name}`", *tokens, f"{1 / speed[name]:.2f}", *time])
-    return markdown(["system", "tokens, all targets", "tokens, others", "time of a step", "time, all targets",
-                     "time, others"], rows)
+    return markdown(["system", "tokens, all targets", "tokens, not copyable", "time of a step", "time, all targets",
+                     "time, not copyable"], rows)
 
 
 def baseline_table(strong, plain):
     each = [losses(kind) for kind in (strong, plain) for losses in (final, others)]
-    return markdown(["system", "strong recipe: difference to gpt (95%)", "strong, others", "plain recipe",
-                     "plain, others", "final loss, plain", "seeds, plain"],
+    return markdown(["system", "strong recipe: difference to gpt (95%)", "strong, not copyable", "plain recipe",
+                     "plain, not copyable", "final loss, plain", "seeds, plain"],
                     [[f"`{name}`", *(gap(losses, name)[0] for losses in each), f"{mean(at.values()):.4f}", str(len(at))]
                      for name, at in each[2].items()])
 
@@ -108,7 +108,7 @@ def baseline_table(strong, plain):
 def depth_table(depths):
     """depths: {layers: groups()}; gpt's row has its losses."""
     each = [losses(kind) for kind in depths.values() for losses in (final, others)]
-    return markdown(["system", *(f"{n} layers{part}" for n in depths for part in ("", ", others"))],
+    return markdown(["system", *(f"{n} layers{part}" for n in depths for part in ("", ", not copyable"))],
                     [[f"`{name}`", *(f"{mean(losses[name].values()):.4f}" if name == "gpt" else gap(losses, name)[0]
                                      for losses in each)] for name in depths[6]])
 
@@ -118,12 +118,13 @@ def claims_table(strong, plain):
     for a, b, source in CLAIMS:
         cells = [gap(losses(each), a, b) for each in (strong, plain) for losses in (final, others)]
         rows.append([f"`{a}` below `{b}`", source, *(text + words[sign] for text, sign in cells)])
-    return markdown(["claim", "by", "strong recipe", "strong, others", "plain recipe", "plain, others"], rows)
+    head = ["claim", "by", "strong recipe", "strong, not copyable", "plain recipe", "plain, not copyable"]
+    return markdown(head, rows)
 
 
 def coverage_lines(strong):
     lines = []
-    for words, losses in (("Over all targets", final(strong)), ("on the others", others(strong))):
+    for words, losses in (("Over all targets", final(strong)), ("on those that are not copyable", others(strong))):
         found = {f"{a} against {b}": coverage(losses, a, b) for a, b, _ in CLAIMS}
         least, most = min(found, key=found.get), max(found.values())
         lines.append(f"{words} {found[least]:.0%} ({least}) to {most:.0%}, {mean(found.values()):.0%} on average")
@@ -131,7 +132,7 @@ def coverage_lines(strong):
 
 
 def front(text, strong):
-    """The repository's README with today's numbers in its table of models: loss of the others, time of a step."""
+    """The repository's README with today's numbers in its table: loss on what is not copyable, time of a step."""
     losses, speed = others(strong), speeds()
     for model in FRONT:
         cells = f"| {gap(losses, model)[0]} | {1 / speed[model]:.2f} |"
@@ -168,7 +169,7 @@ def curves_picture(strong, plain):
 
 
 def gaps_picture(strong, plain):
-    """Differences to gpt with their intervals, of both recipes: of all targets, and of the others, the best first."""
+    """Differences to gpt with intervals, of both recipes: all targets, and those not copyable; the best first."""
     fig, (axes,) = pictures.figure(1, 2, (11, 5), sharey=True)
     rest = others(strong)
     names = sorted((name for name in strong if name != "gpt"), key=lambda name: difference(rest, name, "gpt")[0])
