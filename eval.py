@@ -32,7 +32,7 @@ def parse(argv):
                         help="examples before each question; none: the paper's number, or the task's")
     parser.add_argument("--task_dir", metavar="DIR",
                         help="take tasks only from the lm_eval task files in this folder")
-    parser.add_argument("--limit", type=int, help="only this many items of each lm_eval task, for a quick try")
+    parser.add_argument("--limit", type=int, help="only the first LIMIT items of each lm_eval task, for a quick try")
     parser.add_argument("--seq_len", type=int,
                         help="longest input in tokens; none: as in training, for tasks max_len (recall: at most 2048)")
     parser.add_argument("--batch_tokens", type=int, default=16384, help="tokens per forward pass (%(default)s)")
