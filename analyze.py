@@ -1,16 +1,16 @@
 """Pictures and numbers of runs: learning curves against the baseline, and what the trained mechanisms do.
 
-    python analyze.py curves runs/*                           losses over tokens and over time, differences, a table
-    python analyze.py probe runs/A runs/B --out DIR           attention, features, mixing weights, layer by layer
+    python analyze.py curves runs/*                           losses over tokens and time, differences, a table
+    python analyze.py probe runs/A runs/B --out DIR           attention, features and mixing weights, by layer
 
 Numbers are written as JSON and Markdown, pictures as PNG (pip install matplotlib). docs/probes.md says what they show.
 
-curves: runs that differ only in their seed count as one system; of equal runs the newest counts. Only losses on the
-same tokens can be compared: runs that were validated on others than most are left out. curves.md has the table,
+curves: runs that differ only in their seed form one system; of equal runs the newest counts. Only losses on the same
+tokens can be compared, so runs that were validated on other tokens than most are left out. curves.md has the table,
 curves.json {system: its row}, curves.png the baseline and the eight systems with the lowest final losses.
 
-probe: models are watched while they read the validation split, in fp32: pictures, and RUN.json with all numbers.
-What is not finite is null in JSON.
+probe: measures the models while they read the validation split, in fp32. It writes pictures, and RUN.json with all
+numbers. A number that is not finite is null in JSON.
 """
 import sys
 from pathlib import Path
@@ -38,7 +38,7 @@ def compare(args):
     for run in dict.fromkeys(str(Path(run)) for run in args.runs):
         try:
             found.append(curves.read_log(run))
-        except UserError as e:                                              # among runs/*, one that has only begun
+        except UserError as e:                                              # one of runs/* may have only begun
             if not Path(run).exists():
                 raise
             skipped.append(str(e))
@@ -76,7 +76,7 @@ def probe(args):
         names = [str(run).strip("/").replace("/", "-") for run in args.runs]
     if len(set(names)) < len(names):
         raise UserError("a run is given twice")
-    for run in args.runs:                                                   # before minutes of work
+    for run in args.runs:                                                   # fail before minutes of work
         runs.read_checkpoint(run)
     device, found = find_device(args.device), {}
     for run, name in zip(args.runs, names):
@@ -86,10 +86,10 @@ def probe(args):
               + (f"{copied:.4f} on the {share:.0%} that could be copied, {others:.4f} on the others" if share else
                  "nothing could be copied"), flush=True)
         if not numbers["depth"]:
-            note(f"{name}: no depth matrix: what its blocks read is no sum of earlier outputs with fixed weights; "
-                 f"token_weights or depth_matrix in probes/{numbers['model']}.py can say where its weights come from")
+            note(f"{name}: no depth matrix: its blocks do not read a sum of earlier outputs with fixed weights; define "
+                 f"token_weights or depth_matrix in probes/{numbers['model']}.py to say where the weights come from")
     root = models.names()[0]
-    found = dict(sorted(found.items(), key=lambda item: item[1]["model"] != root))     # the baseline is black
+    found = dict(sorted(found.items(), key=lambda item: item[1]["model"] != root))     # first, the baseline is black
     args.out.mkdir(parents=True, exist_ok=True)
     for name, numbers in found.items():
         runs.write_text(args.out / f"{name}.json", runs.to_json(numbers))
@@ -98,7 +98,7 @@ def probe(args):
 
 
 def measure(run, args, device):
-    """All numbers of a run's model. UserError, with the run's name, for a run that cannot be measured."""
+    """All numbers of a run's model. UserError, with the run's name, if it cannot be measured."""
     model, _, config = nanodepth.load(run, device)
     data, T = run_data(run, config, args.data), config["options"]["seq_len"]
     batches = []
@@ -120,7 +120,7 @@ def measure(run, args, device):
 
 
 def save(figures, out):
-    """Writes the pictures, or says what is missing. -> lines with their paths"""
+    """Writes the pictures, or says what is missing; returns their paths, one a line."""
     try:
         return "".join(f"{path}\n" for path in pictures.save(figures, out))
     except ImportError:
@@ -138,13 +138,13 @@ def parse(argv):
     one.add_argument("--out", type=Path, default=Path("analysis"), metavar="DIR",
                      help="folder for curves.png, .md and .json (%(default)s)")
     one.add_argument("--baseline", metavar="SYSTEM",
-                     help=f"the system that the others are compared with, as the table calls it ({models.names()[0]})")
+                     help=f"system to compare the others with, by its name in the table ({models.names()[0]})")
     two = commands.add_parser("probe", help="what trained models do inside")
     two.add_argument("runs", nargs="+", type=run_folder, metavar="RUN", help="run folders with a checkpoint")
     two.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for pictures and RUN.json")
-    two.add_argument("--data", help="data folder, or its name under data/; none: the one the run was trained on")
+    two.add_argument("--data", help="data folder, or its name under data/; none: the data the run was trained on")
     two.add_argument("--tokens", type=int, default=16384,
-                     help="first tokens of the validation split to look at (%(default)s)")
+                     help="how many validation tokens to read, from the start (%(default)s)")
     two.add_argument("--batch_tokens", type=int, default=2048, help="tokens per forward pass (%(default)s)")
     two.add_argument("--device", default="auto", help="torch device; auto: cuda, else cpu")
     args = parser.parse_args(argv)

@@ -2,25 +2,25 @@
 
     python bench.py                                               every model, at a shape for two CPU cores
     python bench.py --preset exo-450m --batch 16                  a paper's shape
-    python bench.py --models muddformer attnres_block:block_size=8    some models, with options of theirs
-    python bench.py --models muddformer --profile trace.json      where one model's step spends its time
+    python bench.py --models muddformer attnres_block:block_size=8    some models, with options
+    python bench.py --models muddformer --profile trace.json      where a step of one model spends its time
     python bench.py --bytes                                       also the bytes that the compiled kernels move
     python bench.py --models sambay --decode 1024 8192 32768      only decoding, after long contexts
 
 In every round the model and its gpt each run one training step on random tokens, so a machine that slows down slows
 both. A ratio is gpt's time over the model's in the same round: the median over the rounds, ± half the interquartile
-range. A model that does not fit into memory gets a row that says so. The columns:
-    params, FLOPs   what the idea adds to gpt; FLOPs are counted in matrix products and attention
+range. A model that does not fit in memory gets a row that says so. The columns:
+    params, FLOPs   what the idea adds to gpt; FLOPs count matrix products and attention
     fwd, bwd, opt   milliseconds of forward, backward and optimizer
-    x gpt           speed of forward + backward against gpt; x gpt step: with the optimizer
-    floor           the best "x gpt" possible: gpt's time, plus the added FLOPs at the rate of a large matrix product,
-                    plus four passes over each earlier state that the idea reads (read forward, read backward, read and
-                    write of its gradient) at the bandwidth of a large copy; both rates are measured
+    x gpt           speed of forward + backward, relative to gpt; x gpt step: with the optimizer
+    floor           the best "x gpt" possible: if the model took gpt's time, plus the added FLOPs at the rate of a large
+                    matrix product, plus four passes over each earlier state that the idea reads (read forward, read
+                    backward, read and write of its gradient) at the bandwidth of a large copy; both rates are measured
     GiB             peak of parameters, gradients, optimizer state and activations
-    util            FLOP/s of forward + backward as a part of a large matrix product's; MFU: of the chip's data sheet
-    compile, breaks seconds of the first step beyond a usual one; graph breaks
-    MiB             with --bytes: what the kernels of forward and backward read and write, by inductor's own count
-    decode          new tokens per second at batch 1 after so much context; beside it the size of the cache
+    util            FLOP/s of forward + backward over a large matrix product's; MFU: over the chip's data sheet
+    compile, breaks seconds that the first step takes longer than a usual one; number of graph breaks
+    MiB             with --bytes: what the kernels of forward and backward read and write, as inductor counts it
+    decode          new tokens per second at batch 1 after `context` tokens; beside it the size of the cache
 """
 import argparse
 import json
@@ -33,7 +33,7 @@ from dataclasses import asdict
 from itertools import groupby
 from statistics import median
 
-CACHE = tempfile.TemporaryDirectory()           # compile times are those of an empty cache, unless the user names one
+CACHE = tempfile.TemporaryDirectory()           # compile times are for an empty cache, unless the user sets one
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", CACHE.name)
 
 import torch  # noqa: E402
@@ -63,24 +63,24 @@ def parse(argv):
     """(arguments, shape of the models). Leaves with one line and code 2 if they are wrong."""
     parser = Parser("bench.py", description=__doc__)
     parser.add_argument("--models", nargs="+", metavar="NAME[:option=value...]",
-                        help="[every model; gpt of the same shape is always added, for gpt:option=value the plain one]")
-    parser.add_argument("--preset", help="take the shape of a preset (see docs/training.md)")
+                        help="[every model; gpt of the same shape is always added, plain gpt beside gpt:option=value]")
+    parser.add_argument("--preset", help="use the shape of a preset (see docs/training.md)")
     for name in FLAGS:
         parser.add_argument(f"--{name}", type=int, help=f"[{SHAPE.get(name, 'as in the model files')}]")
     parser.add_argument("--batch", type=int, default=4, help="sequences per step [4]")
     parser.add_argument("--dtype", default="auto", choices=("fp32", "bf16", "auto"),
-                        help="bf16 is autocast; auto: bf16 where the chip has it [auto]")
+                        help="bf16 is autocast; auto: bf16 if the chip supports it [auto]")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="torch.compile [on]")
     parser.add_argument("--device", default="auto", help="torch device; auto: cuda, else cpu")
-    parser.add_argument("--rounds", type=int, default=10, help="interleaved steps per model [10]")
+    parser.add_argument("--rounds", type=int, default=10, help="steps per model, taken in turn with its gpt's [10]")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of context before decoding [128]")
-    parser.add_argument("--new_tokens", type=int, default=128, help="tokens decoded; 0: no decoding [128]")
+    parser.add_argument("--new_tokens", type=int, default=128, help="tokens to decode; 0: no decoding [128]")
     parser.add_argument("--decode", type=int, nargs="+", metavar="N",
-                        help="only decode --new_tokens after N tokens of context")
+                        help="measure only decoding of --new_tokens after N tokens of context")
     parser.add_argument("--bytes", action="store_true", help="also count the bytes of the compiled kernels")
-    parser.add_argument("--json", type=out_file, metavar="FILE", help="write all figures there")
+    parser.add_argument("--json", type=out_file, metavar="FILE", help="write all numbers to this file")
     parser.add_argument("--profile", type=out_file, metavar="FILE",
-                        help="only write a torch.profiler trace of one model's step there")
+                        help="only write a torch.profiler trace of one model's step to this file")
     args = parser.parse_args(argv)
     shape = SHAPE | (presets.find(args.preset) if args.preset is not None else {})
     shape |= {name: getattr(args, name) for name in FLAGS if getattr(args, name) is not None}
@@ -98,7 +98,7 @@ def parse(argv):
 
 
 def in_turns(row, base, rounds, work):
-    """[work(row) of every round], [work(base) of every round]. The other one begins each time; row may be base."""
+    """[work(row) of every round], [work(base) of every round]. They take turns in going first; row may be base."""
     found = {row: [], base: []}
     for i in range(rounds):
         for each in found if i % 2 else reversed(found):
@@ -107,7 +107,7 @@ def in_turns(row, base, rounds, work):
 
 
 def training(row, base, args, rates):
-    """Figures of training steps of a row beside its gpt."""
+    """Numbers of a row's training steps, beside its gpt."""
     times, base_times = in_turns(row, base, args.rounds, lambda each: each.step())
     passes, base_passes = ([sum(t[:2]) for t in each] for each in (times, base_times))      # forward and backward
     steps, base_steps = ([sum(t) for t in each] for each in (times, base_times))
@@ -131,7 +131,7 @@ def training(row, base, args, rates):
 
 
 def decoding(row, base, args, context):
-    """Figures of decoding after so many tokens, of a row beside its gpt."""
+    """Numbers of a row's decoding after `context` tokens, beside its gpt."""
     if args.decode:
         torch.compiler.reset()                          # torch compiles one function for a few lengths only
     for each in {base, row}:
@@ -143,7 +143,7 @@ def decoding(row, base, args, context):
 
 
 def measure(row, base, args, rates):
-    """The results of a row beside its gpt, or one that says that memory ran out. The gpt stays, the row leaves."""
+    """The results of a row beside its gpt, or one that says that memory ran out. Frees the row, but not a gpt."""
     results = [{"model": row.label, "error": "out of memory"}]
     try:
         row.start()
@@ -173,7 +173,7 @@ def measure_all(rows, args, shape, rates):
         for row in group:
             if base.model is None:
                 results.append({"model": row.label, "error": f"{spec}: out of memory"})
-            elif row.config != base.config:                                         # which has been measured
+            elif row.config != base.config:                                         # base has been measured
                 results += measure(row, base, args, rates)
         base.free()
     if all("error" in result for result in results):
@@ -237,7 +237,7 @@ def main(argv):
         head[name] = getattr(args, name)
     print(", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
                     for key, value in {**head, **asdict(gpt)}.items()))
-    print("", *table(results), sep="\n")                                    # before the file, which may fail
+    print("", *table(results), sep="\n")                                    # before writing the file, which may fail
     if args.json:
         figures = {"command": ["bench.py", *argv], **head, "shape": asdict(gpt),
                    "decode" if args.decode else "models": results}

@@ -1,16 +1,16 @@
-"""Turns published weights into a run folder for eval.py and sample.py, and runs of gpt.py into folders of transformers.
+"""Converts published weights to a run folder for eval.py and sample.py, and a run of gpt.py to a transformers folder.
 
     python convert.py exoformer ckpt_step:38146.pt --out runs/exo     checkpoint of ExoFormer's authors
     python convert.py muddformer DIR --out runs/mudd                  folder of MUDDFormer-2.8B: config.json and weights
     python convert.py llama DIR --out runs/llama                      folder of a LlamaForCausalLM; qwen3 likewise
     python convert.py gpt2 DIR --out runs/gpt2                        folder of a GPT2LMHeadModel (gpt3.py)
     python convert.py pythia DIR --out runs/pythia                    folder of a GPTNeoXForCausalLM
-    python convert.py export-qwen3 RUN --out DIR                      gpt.py's run as a Qwen3ForCausalLM
-    python convert.py export-llama RUN --out DIR                      without QK norm, as a LlamaForCausalLM
+    python convert.py export-qwen3 RUN --out DIR                      a run of gpt.py as a Qwen3ForCausalLM
+    python convert.py export-llama RUN --out DIR                      a run without QK norm as a LlamaForCausalLM
 
-Weights become fp32 (4 bytes a parameter, in memory too). Every tensor must find its place, and a setting that our
-models do not have is refused. The tokenizer: ExoFormer has GPT-2's, a folder's tokenizer.json is copied, --tokenizer
-names another. It takes the packages safetensors and tokenizers to read such files.
+Weights become fp32 (4 bytes a parameter, in memory too). A tensor that has no place in our model is an error, and so is
+a setting that our models do not have. The tokenizer is GPT-2's for ExoFormer, else the folder's tokenizer.json, unless
+--tokenizer names another. Reading such files needs the packages safetensors and tokenizers.
 """
 import json
 import os
@@ -33,7 +33,7 @@ EXPORTS = {"export-llama": ("LlamaForCausalLM", LLAMA), "export-qwen3": ("Qwen3F
 
 
 def read_file(path):
-    """The dict in a .json, .safetensors or torch file, of tensors and plain values. UserError if there is none."""
+    """The dict of tensors and plain values in a .json, .safetensors or torch file. UserError if there is none."""
     try:
         if path.suffix == ".json":
             return dict(json.loads(path.read_bytes()))
@@ -43,8 +43,8 @@ def read_file(path):
         return dict(torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)))
     except (UserError, ModuleNotFoundError):
         raise
-    except Exception as e:                                  # of many kinds, such as a truncated zip or a foreign file
-        raise UserError(f"{path} cannot be read as names and tensors or plain values: "
+    except Exception as e:                                  # many kinds: a truncated zip, a foreign file
+        raise UserError(f"{path} cannot be read as a dict of tensors or plain values: "
                         f"{getattr(e, 'strerror', None) or one_line(e)[:200]}") from None
 
 
@@ -90,10 +90,10 @@ def fill(model, rows, tensors, unread):
 
 
 def choose_tokenizer(asked, layout, source, published, vocab_size):
-    """(what the run's config says of its tokenizer, the file to copy). UserError for ids beyond the model's.
+    """(what the run's config says about its tokenizer, the file to copy). UserError if the model lacks some ids.
 
-    A text begins with `bos` and ends with `eos`, of Llamas by config.json, else both are the tokenizer's end-of-text.
-    `begin` is what tokenizer.json itself puts before every text.
+    A text begins with `bos` and ends with `eos`. Llamas have them in config.json; otherwise both are the tokenizer's
+    end-of-text. `begin` holds the ids that tokenizer.json itself puts before every text.
     """
     name, said = asked or FILES.get(layout), {}
     if name:
@@ -155,7 +155,7 @@ def export(command, source, out):
     if others := modules ^ set(rows):
         raise UserError(f"{architecture} has other parameters than this run: {', '.join(sorted(others)[:8])} (without "
                         "QK norm it is export-llama, with it export-qwen3; neither has a gate)")
-    n = run.get("n_vocab", c.vocab_size)                                    # without the padding of train.py
+    n = run.get("n_vocab", c.vocab_size)                                    # without train.py's padding
     eot = 50256 if run["tokenizer"] == "gpt2" else run_tokenizer(source, run).eot_token
     config = dict(
         architectures=[architecture], model_type=command.removeprefix("export-"), vocab_size=n,
@@ -180,15 +180,15 @@ def export(command, source, out):
 
 def main(argv):
     parser = Parser("convert.py", description=__doc__)
-    parser.add_argument("layout", choices=[*LAYOUTS, *EXPORTS], help="whose weights they are, or shall be")
-    parser.add_argument("source", type=Path, help=f"a file ({', '.join(FILES)}), a run (export), else a folder")
+    parser.add_argument("layout", choices=[*LAYOUTS, *EXPORTS], help="format of the weights, or of the export")
+    parser.add_argument("source", type=Path, help=f"a file ({', '.join(FILES)}), a run (export), or else a folder")
     parser.add_argument("--out", type=Path, required=True, help="folder to make")
-    parser.add_argument("--tokenizer", help="gpt2, byte or a file of merge ranks")
+    parser.add_argument("--tokenizer", help="gpt2, byte or a file of merge ranks, instead of the published one")
     args = parser.parse_args(argv)
     if os.path.lexists(args.out):
         parser.error(f"{args.out} exists: choose another --out")
     if args.layout in EXPORTS and args.tokenizer:
-        parser.error("--tokenizer is for a run folder: transformers' tokenizers are other files")
+        parser.error("--tokenizer cannot be used with an export: it is for making a run folder")
     print(export(args.layout, args.source, args.out) if args.layout in EXPORTS
           else convert(args.layout, args.source, args.out, args.tokenizer))
     return 0

@@ -1,12 +1,12 @@
-"""Text -> token shards: a data folder for train.py.
+"""Turns text into token shards: makes a data folder for train.py.
 
-    python data_prep.py stdlib                                      the running Python's own sources; offline
+    python data_prep.py stdlib                                      the source of the running Python; offline
     python data_prep.py fineweb-edu --shards 10                     public GPT-2 tokens, 100M a shard
-    python data_prep.py text FILES... --name X --tokenizer gpt2     own .txt, .md, .jsonl or .parquet; whole folders
-    python data_prep.py text FILES... --name X --train_bpe 8192     the same, with a vocabulary of its own
+    python data_prep.py text FILES... --name X --tokenizer gpt2     your .txt, .md, .jsonl or .parquet; whole folders
+    python data_prep.py text FILES... --name X --train_bpe 8192     the same, with a vocabulary learned from it
     python data_prep.py mqar                                        synthetic: associative recall
 
-The format is described in nanodepth/data.py. Text that spells the end-of-text token stays ordinary text.
+nanodepth/data.py describes the format. Text that spells the end-of-text token stays ordinary text.
 """
 import contextlib
 import hashlib
@@ -35,7 +35,7 @@ SHARD_TOKENS = 100_000_000
 
 
 def new_folder(out):
-    """`with new_folder(out) as tmp`: what is made in tmp is at `out` when all is done. UserError if `out` is taken."""
+    """`with new_folder(out) as tmp`: what is made in tmp moves to `out` at the end. UserError if `out` is taken."""
     out = Path(os.path.realpath(os.path.expanduser(out)))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out}: exists already: delete it or make another folder with --out")
@@ -43,14 +43,14 @@ def new_folder(out):
 
 
 def in_val(key, frac):
-    """Whether the document `key` falls to validation: a fixed pseudo-random choice of the fraction `frac`."""
+    """Whether the document `key` is for validation: a fixed pseudo-random choice of a fraction `frac`."""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") < frac * 2**64
 
 
 def fill_folder(folder, texts, tokenizer, source, val_frac, shard_tokens=SHARD_TOKENS):
-    """Writes shards, token_bytes.npy and meta.json for texts, an iterable of (split, text); returns the last.
+    """Writes shards, token_bytes.npy and meta.json for texts, an iterable of (split, text); returns meta.json's dict.
 
-    If no document fell to validation, the last val_frac of the train tokens are moved there, as a document of its own.
+    If no document is for validation, the last val_frac of the train tokens move there, as a document of their own.
     """
     encoding = load_tokenizer(tokenizer)
     widths = token_bytes(encoding)
@@ -61,7 +61,7 @@ def fill_folder(folder, texts, tokenizer, source, val_frac, shard_tokens=SHARD_T
         return split, np.array([encoding.eot_token, *encoding.encode_ordinary(text)], np.uint16)
 
     texts = iter(texts)
-    with ThreadPoolExecutor() as pool:                                  # tiktoken works without the GIL
+    with ThreadPoolExecutor() as pool:                                  # tiktoken releases the GIL
         while some := list(islice(texts, 100)):
             for split, tokens in pool.map(encoded, some):
                 writers[split].add(tokens)
@@ -85,7 +85,7 @@ def fill_folder(folder, texts, tokenizer, source, val_frac, shard_tokens=SHARD_T
 def prepare_stdlib(out="data/stdlib") -> dict:
     """The .py sources of the running Python's standard library, without tests, as "byte" ids; returns their meta.json.
 
-    A folder that is there already is used as it is.
+    An existing folder is used as it is.
     """
     try:
         with new_folder(out) as tmp:
@@ -100,7 +100,7 @@ def prepare_stdlib(out="data/stdlib") -> dict:
 
 
 def stdlib_texts():
-    """[(split, text)] of the standard library's .py files, in the order of paths: the same Python, the same list.
+    """[(split, text)] of the standard library's .py files, sorted by path: the same Python gives the same list.
 
     About 5% of the files, chosen by a hash of their path, are for validation.
     """
@@ -116,16 +116,16 @@ def stdlib_texts():
             if text := (root / name).read_bytes().decode():
                 texts.append(("val" if in_val(name, 0.05) else "train", text))
     if not texts:
-        raise UserError(f"{root}: no Python sources here: prepare text of your own, python data_prep.py text")
+        raise UserError(f"{root}: no Python sources here: prepare your own text with python data_prep.py text")
     return texts
 
 
 def prepare_mqar(out, n_tokens=8_000_000) -> dict:
     """Multi-query associative recall as a data folder of "byte" ids; returns its meta.json.
 
-    Examples of 4, 8 or 16 pairs. Each pair is asked for three times, so that more of the tokens can be predicted.
+    Examples have 4, 8 or 16 pairs. Each pair is asked three times, so that more tokens can be predicted.
     """
-    from nanodepth.harness import MQAR_PAIRS, mqar_example              # here: it imports lm_eval, if that is there
+    from nanodepth.harness import MQAR_PAIRS, mqar_example              # imports lm_eval, if installed
     encoding = load_tokenizer("byte")
     widths, writers = token_bytes(encoding), {}
     with new_folder(out) as tmp:
@@ -142,7 +142,7 @@ def prepare_text(files, out, tokenizer="gpt2", n_vocab=None, val_frac=None, val_
     """Text files, folders of them or patterns (see nanodepth/texts.py) as a data folder; returns its meta.json.
 
     n_vocab: learn a vocabulary of that size from the train documents, instead of `tokenizer`. val_files: the validation
-    split; without them, a fixed pseudo-random val_frac of the documents, or if that is none, the end of the text.
+    split; without them, a fixed pseudo-random val_frac of the documents, or the end of the text if that chooses none.
     """
     if val_frac is not None and not 0 < val_frac < 1:
         raise UserError(f"--val_frac {val_frac} must lie between 0 and 1")
@@ -150,7 +150,7 @@ def prepare_text(files, out, tokenizer="gpt2", n_vocab=None, val_frac=None, val_
         raise UserError(f"--shard_tokens {shard_tokens} must lie between 2 and {2**31 - 1}")
     files, val_files = text_files(files), text_files(val_files)
     if both := {*map(os.path.realpath, files)} & {*map(os.path.realpath, val_files)}:
-        raise UserError(f"{min(both)}: is for training and in --val: name it for one of the two")
+        raise UserError(f"{min(both)}: is for training and in --val: give it to only one of the two")
     if val_frac is None:                # 400 kB, about 100,000 GPT-2 tokens, but at least 1% of the bytes, at most 10%
         val_frac = min(max(400_000 / max(sum(map(os.path.getsize, files)), 1), 0.01), 0.1)
 
@@ -186,15 +186,15 @@ def parse(argv):
             command.add_argument("--out", default=f"data/{name}", help="folder to make (%(default)s)")
         return command
 
-    add("stdlib", prepare_stdlib, "the running Python's standard-library sources, without its tests, as bytes")
+    add("stdlib", prepare_stdlib, "source of the running Python's standard library, without its tests, as bytes")
     add("mqar", prepare_mqar, "synthetic: multi-query associative recall, for eval.py --tasks mqar")
     p = add("fineweb-edu", download_fineweb_edu, "FineWeb-Edu in GPT-2 tokens, 100M tokens (200 MB) a shard")
-    p.add_argument("--shards", type=int, required=True, help="train shards to have, 1 to 99; those in --out are kept")
+    p.add_argument("--shards", type=int, required=True, help="number of train shards, 1 to 99; those in --out are kept")
     p.add_argument("--url", dest="base_url", default=FINEWEB_URL,
                    help="folder of the shards: the hub, or a mirror of it (%(default)s)")
-    p = add("text", prepare_text, f"own text: {KNOWN}; lines <|endoftext|> separate the documents of a .txt or .md")
+    p = add("text", prepare_text, f"your text: {KNOWN}; in a .txt or .md, lines <|endoftext|> separate documents")
     p.add_argument("files", nargs="+", metavar="FILE",
-                   help='text files, in this order; of a folder or a pattern such as "*.txt", in the order of paths')
+                   help='text files, folders or patterns ("*.txt"), in this order; inside each, sorted by path')
     place = p.add_mutually_exclusive_group(required=True)
     place.add_argument("--name", dest="out", type="data/{}".format, metavar="NAME", help="makes the folder data/NAME")
     place.add_argument("--out", help="folder to make, instead of data/NAME")
@@ -204,12 +204,12 @@ def parse(argv):
     tokens.add_argument("--train_bpe", dest="n_vocab", type=int, metavar="N",
                         help="learn a vocabulary of N tokens from the train text instead; needs rustbpe")
     val = p.add_mutually_exclusive_group()
-    val.add_argument("--val_frac", type=float, help="part of the documents that is for validation (0.01; of less than "
-                     "40 MB of files as much as makes 400 kB, but at most 0.1)")
+    val.add_argument("--val_frac", type=float, help="fraction of the documents for validation (0.01; with less than "
+                     "40 MB of files, what makes 400 kB, but at most 0.1)")
     val.add_argument("--val", dest="val_files", nargs="+", default=[], metavar="FILE",
-                     help="files, folders or patterns for validation, instead of val_frac")
+                     help="files, folders or patterns for validation, instead of --val_frac")
     p.add_argument("--field", default="text",
-                   help="where the text is in .jsonl and .parquet; a.b is b inside a (%(default)s)")
+                   help="field of the text in .jsonl and .parquet; a.b is b inside a (%(default)s)")
     p.add_argument("--shard_tokens", type=int, default=SHARD_TOKENS, help="tokens per shard (%(default)s)")
     args = vars(parser.parse_args(argv))
     del args["command"]

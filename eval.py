@@ -3,10 +3,10 @@
     python eval.py runs/gpt-tiny runs/satformer-tiny               the validation split of the data they were trained on
     python eval.py runs/A runs/B --tasks exo                       a table of ExoFormer's paper; also: sat, mudd, recall
     python eval.py runs/A --tasks arc_easy,piqa --num_fewshot 5    any tasks of lm_eval (pip install lm_eval)
-    python eval.py runs/A --tasks arc_easy --task_dir DIR          task files of your own, no network
-    python eval.py runs/A --tasks mqar                             associative recall of random pairs, no lm_eval
+    python eval.py runs/A --tasks arc_easy --task_dir DIR          your own task files, no network needed
+    python eval.py runs/A --tasks mqar                             associative recall of random pairs, without lm_eval
 
-Bits per byte are those of the text: end-of-text tokens count for loss and perplexity alone.
+End-of-text tokens count in loss and perplexity, but not in bits per byte.
 """
 import os
 import time
@@ -24,20 +24,20 @@ from nanodepth.harness import GROUPS, benchmarks, find_tasks, lm_eval, mqar
 def parse(argv):
     parser = Parser("eval.py", description=__doc__)
     parser.add_argument("runs", nargs="+", type=run_folder, metavar="RUN", help="run folders of train.py or convert.py")
-    parser.add_argument("--data", help="data folder, or its name under data/; none: the one the run was trained on")
-    parser.add_argument("--tokens", type=int, help="only the first so many tokens of the validation split; none: all")
-    parser.add_argument("--tasks", help="instead of the validation split, comma-separated: "
+    parser.add_argument("--data", help="data folder, or its name under data/; none: the data the run was trained on")
+    parser.add_argument("--tokens", type=int, help="how many validation tokens to score, from the start; none: all")
+    parser.add_argument("--tasks", help="instead of the validation split, comma-separated tasks: "
                                         f"{', '.join(GROUPS)}, mqar, tasks of lm_eval")
     parser.add_argument("--num_fewshot", type=int,
-                        help="examples before each question; none: as in the paper, or the task's own")
+                        help="examples before each question; none: the paper's number, or the task's")
     parser.add_argument("--task_dir", metavar="DIR",
-                        help="take the tasks from lm_eval task files in this folder, and no others")
-    parser.add_argument("--limit", type=int, help="only the first so many items of each lm_eval task; for trying out")
+                        help="take tasks only from the lm_eval task files in this folder")
+    parser.add_argument("--limit", type=int, help="only the first LIMIT items of each lm_eval task, for a quick try")
     parser.add_argument("--seq_len", type=int,
                         help="longest input in tokens; none: as in training, for tasks max_len (recall: at most 2048)")
     parser.add_argument("--batch_tokens", type=int, default=16384, help="tokens per forward pass (%(default)s)")
     parser.add_argument("--device", default="auto", help="torch device; auto: cuda, else cpu")
-    parser.add_argument("--json", type=out_file, metavar="FILE", help="also write the rows there")
+    parser.add_argument("--json", type=out_file, metavar="FILE", help="also write the results to this file")
     args = parser.parse_args(argv)
     given = {name for name, value in vars(args).items() if value is not None}
     for name in given & {"batch_tokens", "tokens", "seq_len", "limit", "num_fewshot"}:
@@ -55,7 +55,7 @@ def parse(argv):
 
 
 def score(run, args):
-    """A run on a validation split: one row of the table, a dict. UserError for a run or data that cannot be used."""
+    """Scores a run on a validation split: one row of the table, a dict. UserError if run or data cannot be used."""
     device = find_device(args.device)
     model, config = runs.load(run, device)
     data, seq_len = run_data(run, config, args.data), args.seq_len or config["options"]["seq_len"]
@@ -82,14 +82,14 @@ def on_split(args):
 
 
 def on_tasks(args):
-    """Benchmarks every run; prints tables, adds to each run's eval.jsonl and returns what it added."""
+    """Benchmarks every run; prints tables, appends to each run's eval.jsonl and returns the new rows."""
     names = list(dict.fromkeys(args.tasks.split(",")))
     others = [name for name in names if name != "mqar"]
     asked = find_tasks(others, args.task_dir) if others else None
-    for run in args.runs:                                                   # before hours of work
+    for run in args.runs:                                                   # fail before hours of work
         runs.read_checkpoint(run)
         if not os.access(run, os.W_OK):
-            raise UserError(f"{run}: eval.jsonl cannot be written there: copy the run to where it can")
+            raise UserError(f"{run}: eval.jsonl cannot be written there: copy the run to a writable folder")
     rows = []
     for run in args.runs:
         tables = benchmarks(run, args, *asked) if asked else []
@@ -111,14 +111,14 @@ def on_tasks(args):
 
 
 def cell(found):
-    """{"value", "stderr"} as a text; a run may lack a column, and a value its standard error."""
+    """{"value", "stderr"} as text. A run may lack a column, and a value its standard error."""
     if found is None:
         return "-"
     return f"{found['value']:.2f}" + ("" if found["stderr"] is None else f" ±{found['stderr']:.2f}")
 
 
 def print_table(rows):
-    """Rows of texts, the first column to the left and the others to the right."""
+    """Prints rows of strings, with the first column aligned left and the others right."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     for first, *texts in rows:
         print("  ".join([first.ljust(widths[0]), *(text.rjust(width) for text, width in zip(texts, widths[1:]))]))

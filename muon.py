@@ -1,10 +1,10 @@
-"""Muon, and which parameter is trained by what at which rate.
+"""Muon, and which optimizer trains which parameter at which learning rate.
 
 Muon replaces the momentum of each weight matrix by (nearly) the closest semi-orthogonal matrix, so that every direction
 moves by the same amount. K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024).
-The orthogonalisation is Polar Express (arXiv:2505.16932), five steps; decay is cautious (arXiv:2510.12402); the
-optional row/column normalisation is NorMuon's (arXiv:2510.05491). All of it together is what ExoFormer's code does
-(arXiv:2601.08131), which also keeps weights and state in bf16; here they are fp32.
+The orthogonalisation is five steps of Polar Express (arXiv:2505.16932), weight decay is cautious (arXiv:2510.12402),
+and the optional row/column normalisation is NorMuon's (arXiv:2510.05491). ExoFormer's code (arXiv:2601.08131) does the
+same, but keeps weights and state in bf16; here they are fp32.
 """
 from itertools import groupby
 
@@ -25,8 +25,8 @@ POLAR_EXPRESS = (
 def polar_express(G):
     """Approximate polar factor U V^T of G = U S V^T, for a stack of matrices (..., rows, cols) of any shape.
 
-    Singular values of at least 1e-3 of the Frobenius norm end in [0.84, 1.15] rather than at 1, which is near enough
-    for an optimizer; zero stays zero. Computes in the dtype of G; bf16 is enough.
+    Singular values of at least 1e-3 of the Frobenius norm end in [0.84, 1.15], which is close enough to 1 for an
+    optimizer; zero stays zero. Computes in the dtype of G; bf16 is enough.
     """
     wide = G.size(-2) <= G.size(-1)
     X = (G if wide else G.mT).reshape(-1, *sorted(G.shape[-2:]))          # few rows: the products below are rows x rows
@@ -39,15 +39,15 @@ def polar_express(G):
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for matrices. Several ranks share the work of orthogonalising; gradients must already be averaged.
+    """Muon for matrices. Several ranks share the orthogonalisation; their gradients must be averaged already.
 
-    params: matrices, or stacks of them (.., rows, cols), each of which counts by itself.
+    params: matrices, or stacks (.., rows, cols) of matrices, each orthogonalised separately.
     lr: spectral norm of one update of a wide matrix; that of a tall one is sqrt(rows / cols) times as large.
     weight_decay: decoupled, times lr, and only where it pulls in the direction of the update (cautious).
-    momentum: of the running mean of gradients; the update is Nesterov's, (1 - momentum) grad + momentum mean.
+    momentum: decay rate of the gradients' running mean; the update is Nesterov's, (1 - momentum) grad + momentum mean.
     second_moment: None, or the decay rate (0.95 in ExoFormer's code) of a running mean square per row (per column of
         wide matrices), by which the update is divided at unchanged Frobenius norm.
-    dtype: of the orthogonalisation; None: that of the parameters.
+    dtype: in which to orthogonalise; None: that of the parameters.
     """
 
     def __init__(self, params, lr=0.02, weight_decay=0.0, momentum=0.95, second_moment=None, dtype=None):
@@ -59,7 +59,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
-        """Moves the parameters; returns the loss of closure(), if there is one, which makes the gradients first."""
+        """Updates the parameters; first calls closure(), if given, which computes the gradients. Returns its loss."""
         with torch.enable_grad():
             loss = closure() if closure else None
         for group in self.param_groups:
@@ -80,7 +80,7 @@ class Muon(torch.optim.Optimizer):
     def updates(self, stacks, momentum):
         """Yields (matrices of one shape, their orthogonal updates (N, .., rows, cols)), each matrix once.
 
-        Rank r takes the matrices r, r + world, r + 2 world ...; the results travel in one all-gather.
+        Rank r orthogonalises the matrices r, r + world, r + 2 world ...; one all-gather sends them to all.
         """
         def orthogonal(params):
             grads, means = [p.grad for p in params], [self.state[p]["momentum"] for p in params]
@@ -132,12 +132,12 @@ class Muon(torch.optim.Optimizer):
 
 
 def momentum_span(max_steps):
-    """The steps over which Muon's momentum rises at the beginning and falls at the end: 100, or a quarter of all."""
+    """For how many steps Muon's momentum rises at the start, and falls at the end: 100, at most a quarter of all."""
     return max(1, min(100, max_steps // 4))
 
 
 def momentum_at(step, max_steps):
-    """Muon's momentum at a step: linear from 0.85 to 0.95 over the first steps, and back over the last.
+    """Muon's momentum at a step: it rises linearly from 0.85 to 0.95 at the start, and falls back at the end.
 
     (ExoFormer's code; the paper does not mention it.)
     """
@@ -148,24 +148,24 @@ def momentum_at(step, max_steps):
 def split_params(model):
     """(matrices, rest): the weights of all nn.Linear inside model.blocks, and every other parameter; each once.
 
-    A model whose paper sends other modules to Muon as well lists them in `muon_modules` (see exoformer.py).
+    If Muon trains other modules as well, the model lists them in `muon_modules` (see exoformer.py).
     ValueError if there is no such module.
     """
     chosen = {}
     for name in getattr(model, "muon_modules", ("blocks",)):
         if not isinstance(getattr(model, name, None), nn.Module):
-            raise ValueError(f"Model has no module {name}: name what Muon trains, muon_modules = (\"layers\",), as in "
-                             "models/exoformer.py, and make it an nn.ModuleList")
+            raise ValueError(f"Model has no module {name}: name what Muon trains, as in muon_modules = (\"layers\",) "
+                             "(see models/exoformer.py), and make it an nn.ModuleList")
         linear = [m for m in getattr(model, name).modules() if isinstance(m, nn.Linear)]
         chosen |= {id(m.weight): m.weight for m in linear if isinstance(m.weight, nn.Parameter)}
     return list(chosen.values()), [p for p in model.parameters() if id(p) not in chosen]
 
 
 def mixes(model):
-    """The parameters that mix, across layers above all: whatever a plain Transformer does not have.
+    """The mixing parameters: those that a plain Transformer does not have. Most of them mix layers.
 
-    That is split_params' rest without embeddings, head, norms (modules whose name ends in "norm", or whose class's name
-    in "Norm") and biases of nn.Linear.
+    They are split_params' rest without embeddings, head, norms (modules whose name ends in "norm", or their class's in
+    "Norm") and biases of nn.Linear.
     """
     usual = {id(p) for name, m in model.named_modules() for p in m.parameters(recurse=False)
              if isinstance(m, nn.Embedding) or name == "head" or name.endswith("norm")
@@ -176,9 +176,9 @@ def mixes(model):
 def optimizers(model, kind, muon_lr, adamw_lr, weight_decay, second_moment=None, dtype=None, mix_lr=None):
     """The optimizers of a run: [Muon, AdamW] for kind "muon", [AdamW] for "adamw". Only the matrices decay.
 
-    muon_lr: of the matrices; adamw_lr: of embeddings, head, norms and biases; mix_lr: of what `mixes`, None: adamw_lr.
-    second_moment and dtype are Muon's. Every group has its peak rate as "peak_lr", for the schedule. ValueError for
-    another kind.
+    muon_lr is for the matrices, adamw_lr for embeddings, head, norms and biases, mix_lr for mixes(model) (None:
+    adamw_lr). second_moment and dtype are Muon's. Each group holds its peak rate in "peak_lr", for the schedule.
+    ValueError for another kind.
     """
     matrices, rest = split_params(model)
     mixing = {id(p) for p in mixes(model)}

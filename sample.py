@@ -1,4 +1,4 @@
-"""Text from a trained model, shown as it is made:
+"""Samples text from a trained model and prints it as it comes:
 
     python sample.py runs/gpt-tiny --prompt "import os"
     python sample.py runs/gpt-tiny --file draft.py --top_p 0.9
@@ -19,19 +19,19 @@ from nanodepth.devices import autocast, cast_weights, find_device
 def parse(argv):
     parser = Parser("sample.py", description=__doc__)
     parser.add_argument("run", type=run_folder, help="run folder of train.py or convert.py")
-    parser.add_argument("--prompt", default="", help="text to continue; empty: start a document")
+    parser.add_argument("--prompt", default="", help="text to continue; empty: start a new document")
     parser.add_argument("--file", type=Path, help="file with the text to continue, instead of --prompt")
-    parser.add_argument("--n", type=int, default=1, help="number of samples, made together [%(default)s]")
-    parser.add_argument("--max_new_tokens", type=int, default=256, metavar="N", help="length of each [%(default)s]")
+    parser.add_argument("--n", type=int, default=1, help="number of samples, generated as one batch [%(default)s]")
+    parser.add_argument("--max_new_tokens", type=int, default=256, metavar="N", help="tokens per sample [%(default)s]")
     parser.add_argument("--temperature", type=float, default=0.8, metavar="X",
                         help="0: always the likeliest token [%(default)s]")
-    parser.add_argument("--top_k", type=int, metavar="N", help="choose among the likeliest N tokens only")
+    parser.add_argument("--top_k", type=int, metavar="N", help="sample only among the N likeliest tokens")
     parser.add_argument("--top_p", type=float, metavar="X",
-                        help="choose among the likeliest tokens that together have the probability X")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the sampling [%(default)s]")
+                        help="sample only among the likeliest tokens whose probabilities add up to X")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the sampling [%(default)s]")
     parser.add_argument("--device", default="auto", help="torch device; auto: cuda, else cpu")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False,
-                        help="compile the decoding step: pays for long texts")
+                        help="compile the decoding step: worth it for long texts")
     args = parser.parse_args(argv)
     for name, least in dict(n=1, max_new_tokens=1, top_k=1, temperature=0, seed=0).items():
         value = getattr(args, name)
@@ -40,7 +40,7 @@ def parse(argv):
     if args.top_p is not None and not 0 < args.top_p <= 1:
         parser.error(f"--top_p must lie above 0 and be at most 1, not {args.top_p}")
     if args.file and args.prompt:
-        parser.error("--prompt and --file are two prompts: give one")
+        parser.error("--prompt and --file are two prompts: give only one")
     return args
 
 
@@ -52,13 +52,13 @@ def read_prompt(args, tokenizer, room):
         raise UserError(f"{args.file or '--prompt'}: {getattr(e, 'strerror', None) or 'not UTF-8 text'}") from None
     tokens = tokenizer.encode_ordinary(text)
     if len(tokens) > room:
-        print(f"sample.py: the prompt's last {room:,} of {len(tokens):,} tokens are read: with the "
-              f"{args.max_new_tokens} new ones they fill the model's max_len", file=sys.stderr)
+        print(f"sample.py: only the last {room:,} of the prompt's {len(tokens):,} tokens fit: the model's max_len must "
+              f"also hold the {args.max_new_tokens} new ones", file=sys.stderr)
     return tokens[max(0, len(tokens) - room):]
 
 
 def choose(scores, args, generator):
-    """A token (B, 1) by its scores (B, V)."""
+    """Samples a token (B, 1) from the scores (B, V)."""
     if args.temperature < 1e-6:                                             # 0, or as good as
         return scores.argmax(-1, keepdim=True)
     if args.top_k is not None:
@@ -67,7 +67,7 @@ def choose(scores, args, generator):
     p = (scores / args.temperature).softmax(-1)
     if args.top_p is not None:
         ranked = p.sort(-1, descending=True).values
-        kept = ranked.cumsum(-1) - ranked < args.top_p                      # the likelier ones do not reach top_p
+        kept = ranked.cumsum(-1) - ranked < args.top_p                      # the likelier ones sum to less than top_p
         p = p.masked_fill(p < ranked.masked_fill(~kept, torch.inf).amin(-1, keepdim=True), 0)
     return torch.multinomial(p, 1, generator=generator)
 
@@ -102,9 +102,9 @@ def main(argv):
     prompt = read_prompt(args, tokenizer, max_len - args.max_new_tokens - 1)
 
     def text_of(tokens):
-        """The text of the prompt and of these tokens, up to the end of the text."""
+        """The prompt and these tokens as text, up to the first end-of-text token."""
         end = next((i for i, t in enumerate(tokens) if t in ends), len(tokens))
-        return tokenizer.decode([t for t in (*prompt, *tokens[:end]) if t < tokenizer.n_vocab])     # others: no text
+        return tokenizer.decode([t for t in (*prompt, *tokens[:end]) if t < tokenizer.n_vocab])     # other ids: no text
 
     with autocast(device, dtype):
         idx = torch.tensor([[bos, *prompt]] * args.n, device=device)

@@ -3,9 +3,9 @@
     python train.py                                             the tiny preset: minutes on a laptop, offline
     python train.py --model exoformer --preset exo-450m         a paper's run on one GPU
     torchrun --standalone --nproc_per_node 8 train.py --model muddformer --preset mudd-1.4b
-    python train.py --resume runs/exoformer-exo-450m            go on after an interruption
-    python train.py --init_from runs/A --data mine              fine-tune: a new run from the weights of another
-    python train.py --model satformer --help                    every option, the model's own included
+    python train.py --resume runs/exoformer-exo-450m            continue after an interruption
+    python train.py --init_from runs/A --data mine              fine-tune: a new run with the weights of runs/A
+    python train.py --model satformer --help                    every option, including the model's own
 """
 import math
 import os
@@ -17,7 +17,7 @@ from datetime import timedelta
 from itertools import takewhile
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")     # before torch: threads that spin stall on a busy machine
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")     # before torch: spinning threads stall on a busy machine
 
 import torch
 
@@ -33,38 +33,38 @@ from nanodepth.devices import (
 
 @dataclass
 class Options:
-    model: str = "gpt"              # a file of models/
-    preset: str = "tiny"            # a named group of options, see nanodepth/presets.py; flags win over it
-    data: str = "stdlib"            # a folder made by data_prep.py, or its name under data/
-    out: str | None = None          # run folder; none: runs/MODEL-PRESET, numbered if that exists
-    resume: str | None = None       # run folder to go on with; its options hold
-    init_from: str | None = None    # run folder, or one of convert.py, whose model and weights a new run starts with
-    seed: int = 0                   # of the initial weights and of the order of the data
+    model: str = "gpt"              # name of a file in models/ or models/more/
+    preset: str = "tiny"            # named group of options, see nanodepth/presets.py; flags override it
+    data: str = "stdlib"            # folder made by data_prep.py, or its name under data/
+    out: str | None = None          # run folder; none: runs/MODEL-PRESET, with a number if that exists
+    resume: str | None = None       # run folder to continue, with the options it has
+    init_from: str | None = None    # run folder (also convert.py's) whose model and weights the new run starts from
+    seed: int = 0                   # seed of the initial weights and of the data order
     device: str = "auto"            # auto (cuda, else cpu) or a torch device
-    dtype: str = "auto"             # bf16 (autocast over fp32 weights) | fp32 | auto (bf16 where the chip has it)
-    compile: bool | None = None     # torch.compile; none: on cuda only
-    threads: int | None = None      # of a CPU; none: one per core
-    deterministic: bool = False     # the same bits in every run, for exact resuming on cuda; slower
+    dtype: str = "auto"             # bf16 (autocast over fp32 weights) | fp32 | auto (bf16 if the chip supports it)
+    compile: bool | None = None     # use torch.compile; none: only on cuda
+    threads: int | None = None      # CPU threads; none: one per core
+    deterministic: bool = False     # every run gives the same bits, so resuming is exact on cuda; slower
     max_steps: int = 1000           # optimizer steps
     batch_tokens: int = 8192        # tokens per optimizer step, over all ranks
     seq_len: int = 1024             # tokens per sequence
-    micro_batch: int | None = None  # sequences per forward and rank: memory, not results; none: 32,768 tokens or fewer
-    optimizer: str = "muon"         # muon (matrices of the blocks; AdamW for the rest) | adamw
-    muon_lr: float = 0.02           # peak rate of Muon
-    adamw_lr: float = 0.004         # peak rate of AdamW: embeddings, head, norms; under --optimizer adamw also matrices
-    mix_lr: float | None = None     # peak rate of AdamW for what mixes across layers, see muon.py; none: adamw_lr
-    weight_decay: float = 0.1       # on the matrices only; cautious under Muon
-    second_moment: float | None = None  # Muon: rate of the row/column normalisation (ExoFormer: 0.95); none: off
-    schedule: str = "wsd"           # wsd (constant, then a linear decay) | cosine; both after linear warm-up
-    final_lr_frac: float = 0.1      # rate at the end, as a part of the peak
-    warmup_steps: int = 100         # steps of warm-up
-    decay_frac: float = 0.2         # part of the steps in wsd's final decay
-    grad_clip: float = 1.0          # largest gradient norm
+    micro_batch: int | None = None  # sequences per forward and rank: memory, not results; none: up to 32,768 tokens
+    optimizer: str = "muon"         # muon (for the blocks' matrices, AdamW for the rest) | adamw
+    muon_lr: float = 0.02           # Muon's peak learning rate
+    adamw_lr: float = 0.004         # AdamW's peak rate: embeddings, head, norms; with --optimizer adamw also matrices
+    mix_lr: float | None = None     # AdamW's peak rate for the mixing parameters, see muon.py; none: adamw_lr
+    weight_decay: float = 0.1       # weight decay of the matrices only; cautious with Muon
+    second_moment: float | None = None  # Muon: decay of the row/column normalisation (ExoFormer: 0.95); none: off
+    schedule: str = "wsd"           # wsd (constant, then a linear decay) | cosine; both after the warm-up
+    final_lr_frac: float = 0.1      # final learning rate as a fraction of the peak
+    warmup_steps: int = 100         # steps of linear warm-up
+    decay_frac: float = 0.2         # fraction of the steps in wsd's final decay
+    grad_clip: float = 1.0          # gradients with a larger norm are scaled down to it
     eval_every: int = 250           # steps between validations; also at step 0 and at the end
-    eval_tokens: int = 1048576      # tokens of the validation split that are scored, the same ones each time
-    final_eval_tokens: int | None = None    # tokens that are scored after the last step; none: eval_tokens
+    eval_tokens: int = 1048576      # validation tokens to score, the same ones each time
+    final_eval_tokens: int | None = None    # validation tokens to score after the last step; none: eval_tokens
     save_every: int | None = None   # steps between checkpoints; none: eval_every
-    sample_every: int | None = None # steps between samples of text, at validations; none: no samples
+    sample_every: int | None = None # steps between text samples, printed at validations; none: no samples
     wandb: bool = False             # also log to Weights & Biases (pip install wandb)
 
     def __post_init__(self):
@@ -90,7 +90,7 @@ MAY_CHANGE = {"resume", "data", "device", "compile", "threads", "micro_batch", "
 def parse(argv):
     """(Options, dict of the model's Config fields, dict of the flags as given). UserError for a mistake.
 
-    Flags win over the run that is resumed or begun from, or else over the preset; these win over the defaults.
+    Flags override the resumed or initial run, or else the preset; these override the defaults.
     """
     first = Parser("train.py", add_help=False)
     for name in ("model", "preset", "resume", "init_from"):
@@ -113,7 +113,7 @@ def parse(argv):
     config_class = models.module(model).Config
     for f in fields(config_class):
         if hasattr(Options, f.name):
-            raise UserError(f"models/{model}.py: Config.{f.name} is an option of train.py too: take another name")
+            raise UserError(f"models/{model}.py: Config.{f.name} is an option of train.py too: rename it")
     parser = Parser("train.py", description=__doc__, epilog=f"models: {', '.join(models.names())}\n"
                                                             f"presets: {', '.join(presets.PRESETS)}")
     add_options(parser, "training", Options, defaults)
@@ -125,7 +125,7 @@ def parse(argv):
                             f"{defaults.get(key)}: leave it out")
     flags |= {name: run_folder(flags[name]) for name in ("resume", "init_from") if name in flags}
     chosen, config = pick(Options, {**defaults, **flags}), pick(config_class, {**defaults, **flags})
-    if "warmup_steps" not in flags:                                         # the preset's, or as many as there are
+    if "warmup_steps" not in flags:                                         # the preset's, but at most all steps
         chosen["warmup_steps"] = min(chosen.get(name, getattr(Options, name)) for name in ("warmup_steps", "max_steps"))
     options = Options(**chosen)
     if options.sample_every:
@@ -140,7 +140,7 @@ def parse(argv):
 
 
 def check_length(options, old, step):
-    """UserError if a run with the options `old`, at this step, cannot go on with other max_steps."""
+    """UserError if a run with the options `old` cannot continue from this step with other max_steps."""
     run, kept = options.resume, Path(options.resume) / "before_decay"
     falls = min(constant_until(old), constant_until(options))
     if step <= falls:
@@ -156,7 +156,7 @@ def check_length(options, old, step):
 
 
 def lr_scale(step, options):
-    """The rate of optimizer step `step` (from 0) as a part of the peak."""
+    """The learning rate of optimizer step `step` (from 0) as a fraction of the peak."""
     if step < options.warmup_steps:
         return (step + 1) / options.warmup_steps
     if options.schedule == "cosine":
@@ -168,7 +168,7 @@ def lr_scale(step, options):
 
 
 def constant_until(options):
-    """The steps after which nothing of a wsd run's end has begun, so that it may become longer; else -1."""
+    """The last step at which a wsd run can still be made longer: rate and momentum decay later. Cosine: -1."""
     n_momentum = muon.momentum_span(options.max_steps) if options.optimizer == "muon" else 0
     n_last = max(n_momentum, round(options.decay_frac * options.max_steps))
     return options.max_steps - n_last if options.schedule == "wsd" else -1
@@ -178,7 +178,7 @@ def constant_until(options):
 
 
 def say(ranks, text):
-    """A line, from the first rank. Who reads them may have left: that does not end the run."""
+    """Prints a line from the first rank. The run goes on even if nobody reads stdout any more."""
     if text and ranks.rank == 0:
         try:
             print(text, flush=True)
@@ -187,7 +187,7 @@ def say(ranks, text):
 
 
 def data_folder(options, ranks):
-    """The folder of --data. The default data are made once."""
+    """The folder of --data. The first run makes the default data."""
     folder = find_folder(options.data)
     if options.data == "stdlib" and not folder.exists():
         folder = Path(os.path.relpath(ROOT / "data" / "stdlib"))
@@ -200,7 +200,7 @@ def data_folder(options, ranks):
 
 
 def build_model(options, config, flags, data, device):
-    """The model for training, with room for the data's vocabulary; its weights initial or those of --init_from."""
+    """The model for training, with at least the data's vocabulary, and initial weights or those of --init_from."""
     if "vocab_size" in flags and config["vocab_size"] < data.vocab_size:
         raise UserError(f"--vocab_size {config['vocab_size']} is smaller than that of the data, {data.vocab_size}")
     config["vocab_size"] = max(config.get("vocab_size", 0), data.vocab_size)
@@ -217,7 +217,7 @@ def build_model(options, config, flags, data, device):
         runs.take_weights(model, checkpoint, "the model: leave out --model and options of its shape", options.init_from)
     model.to(device).train()
     if options.compile:
-        torch._dynamo.config.optimize_ddp = False                           # DDP would cut the graph into many
+        torch._dynamo.config.optimize_ddp = False                           # else DDP splits the graph
         model.compile(dynamic=False)                                        # in place: state-dict keys keep their names
     return model
 
@@ -226,7 +226,7 @@ def main(argv):
     """Returns the exit code: 0; 1 if the last checkpoint was not written; 3 if a loss is not finite; 128 + signal."""
     options, config, flags = parse(argv)
     if options.wandb:
-        import wandb  # noqa: F401  (now, if it is missing)
+        import wandb  # noqa: F401  (if it is missing, fail now)
     ranks = Ranks(options.device, options.deterministic)
     if ranks.device.type == "cpu":
         torch.set_num_threads(options.threads or torch.get_num_threads())
@@ -253,7 +253,7 @@ def main(argv):
         system = " ".join(kept + [f"{key}={flags[key]}" for key in vars(model.config) if key in flags])
         run = runs.Run.new(options, system, model, data, ranks, sources)
 
-    flops = 3 * flops_per_token(model, options.seq_len)                     # backward: twice forward
+    flops = 3 * flops_per_token(model, options.seq_len)                     # backward costs twice forward
     n_params, n_matrix = (sum(p.numel() for p in some) for some in (model.parameters(), muon.split_params(model)[0]))
     n_tokens, size = options.max_steps * options.batch_tokens, model.config.vocab_size
     say(ranks, f"{options.model}, preset {options.preset}: {n_params:,} parameters, {n_matrix:,} in matrices of the "
@@ -268,19 +268,19 @@ def main(argv):
                f"to resume: {shell('train.py', '--resume', run.path)}")
     if options.resume:
         for old in runs.changed(run.path, sources):
-            say(ranks, f"{old} is what the run began with: the file is another now")
+            say(ranks, f"{old} is what the run began with: the file has changed since")
         say(ranks, f"going on at step {run.start} of {options.max_steps}" if run.start < options.max_steps else
             f"{run.path} is finished: it has all its {options.max_steps} steps")
     elif options.init_from:
         say(ranks, f"starting with the weights of {options.init_from}")
 
-    signals = []                                                            # the second one ends the process at once
+    signals = []                                                            # a second one ends the process at once
 
     def on_signal(number, frame):
         signals.append(number)
         signal.signal(number, signal.SIG_DFL)
         if ranks.rank == 0:
-            os.write(2, b"\nstopping after this step; again to quit now\n")
+            os.write(2, b"\nstopping after this step; interrupt again to quit now\n")
 
     before = {number: signal.signal(number, on_signal)
               for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -295,7 +295,7 @@ def main(argv):
 
 
 def validate(step, model, batches, options, ranks, signals):
-    """Scores of the validation split and learned quantities of the mechanism: a row of the log. None after a signal."""
+    """A row of the log: scores on the validation split, and stats of the mechanism. None after a signal."""
     last, since, context = step == options.max_steps, time.perf_counter(), autocast(ranks.device, options.dtype)
     n_tokens = options.final_eval_tokens if last and options.final_eval_tokens else options.eval_tokens
     scored = takewhile(lambda _: not signals, batches.val(n_tokens))
@@ -315,7 +315,7 @@ def validate(step, model, batches, options, ranks, signals):
 
 
 def train(run, options, model, optimizers, batches, ranks, flops, signals):
-    """The loop -> (exit code, last words). Losses are in nats per token, over all ranks."""
+    """The loop -> (exit code, closing message). Losses are in nats per token, over all ranks."""
     wrapped, context = ranks.wrap(model), autocast(ranks.device, options.dtype)
     peak, before_decay = peak_flops(ranks.device), constant_until(options)
     spent = 0.0
@@ -327,10 +327,10 @@ def train(run, options, model, optimizers, batches, ranks, flops, signals):
     def stop(step):
         save(step)
         again = "" if run.save_failed else f"; to resume: {shell('train.py', '--resume', run.path)}"
-        code = 128 + (signals[0] if signals else signal.SIGTERM)            # another rank's
+        code = 128 + (signals[0] if signals else signal.SIGTERM)            # else it was another rank's
         return code, f"interrupted after step {step}{again}"
 
-    for step in range(run.start, options.max_steps + 1):                    # the last turn validates and saves
+    for step in range(run.start, options.max_steps + 1):                    # the last one only validates and saves
         last = step == options.max_steps
         if (last or step % options.eval_every == 0) and step > run.evaluated:
             row = validate(step, model, batches, options, ranks, signals)
@@ -346,7 +346,7 @@ def train(run, options, model, optimizers, batches, ranks, flops, signals):
         if last:
             break
 
-        since, loss = time.perf_counter(), torch.zeros((), device=ranks.device)     # no waiting for the GPU in between
+        since, loss = time.perf_counter(), torch.zeros((), device=ranks.device)     # on the GPU: nothing waits for it
         for i, (idx, targets) in enumerate(batches.train(step)):
             if ranks.parallel:
                 wrapped.require_backward_grad_sync = i == batches.n_micro - 1       # average gradients once a step
@@ -354,7 +354,7 @@ def train(run, options, model, optimizers, batches, ranks, flops, signals):
                 micro_loss = wrapped(idx, targets)[1] / batches.n_micro             # with the model's own penalties
             micro_loss.backward()
             loss += micro_loss.detach()
-            del micro_loss                                                          # and its graph, before the next
+            del micro_loss                                                          # frees its graph
         grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), options.grad_clip)
         signalled = torch.tensor(float(len(signals)), device=ranks.device)
         loss, grad_norm, signalled = (ranks.sum(torch.stack((loss, grad_norm, signalled))) / ranks.world).tolist()
@@ -376,7 +376,7 @@ def train(run, options, model, optimizers, batches, ranks, flops, signals):
         run.log("train", step + 1, **row)
         if n_done == 10 or (step + 1) % max(1, options.max_steps // 20) == 0:
             mfu = f" | mfu {row['mfu']:.1%}" if peak else ""
-            left = spent / n_done * (options.max_steps - step - 1)                  # of steps, not of validations
+            left = spent / n_done * (options.max_steps - step - 1)                  # counts steps, not validations
             say(ranks, f"step {step + 1:5d}/{options.max_steps} | loss {loss:.4f} | lr {lr:.2e} | tok/s {speed:,.0f}"
                        f"{mfu} | {timedelta(seconds=int(spent))}, about {timedelta(seconds=int(left))} left")
         if signalled:

@@ -2,11 +2,11 @@
 
 A model file defines `Config`, a dataclass with vocab_size and max_len, and `Model(config)` with config, blocks and
 forward, as gpt.py shows. It may also have
-    Cache, Model.generate       to write text: sample.py needs the first, train.py --sample_every both
+    Cache, Model.generate       to sample text: sample.py needs the first, train.py --sample_every both
     Model.muon_modules          the modules that Muon trains, if they are not the blocks
-    Model.micro_tokens          how many tokens a forward pass takes by default, if 32,768 do not fit
+    Model.micro_tokens          tokens per forward pass by default, if 32,768 do not fit in memory
 and lines in its docstring: `Changed from gpt.py: ...`, `Equal to gpt.py when: ...` (or another file), and `Other
-default than gpt.py's: ...`. What is known about a model besides the model is in probes/NAME.py.
+default than gpt.py's: ...`. A model's costs, neutral setting and measurements are in probes/NAME.py.
 """
 import math
 import re
@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 
 
 class UserError(ValueError):
-    """What the user must put right: one line with what is wrong, the value seen, what to do. code: the exit code."""
+    """A mistake of the user: one line with what is wrong, the value seen, what to do. code: the exit code."""
 
     def __init__(self, message, code=2):
         super().__init__(message)
@@ -30,7 +30,7 @@ class UserError(ValueError):
 
 @contextmanager
 def user_errors(prefix=""):
-    """A ValueError in this block is the user's to put right: it becomes a UserError, the prefix before its message."""
+    """Turns a ValueError in this block into a UserError, with the prefix before its message."""
     try:
         yield
     except UserError:
@@ -47,7 +47,7 @@ def names():
 
 
 def path(name):
-    """The file of a model, from the repository's folder."""
+    """The file of a model, relative to the repository."""
     return f"models/{name}.py" if (HERE / f"{name}.py").exists() else f"models/more/{name}.py"
 
 
@@ -59,7 +59,7 @@ def module(name):
         found = import_module(path(name).removesuffix(".py").replace("/", ".").replace("models", __name__, 1))
         wrong = defect(found)
     except SyntaxError as e:
-        wrong = e                                                           # has the line
+        wrong = e                                                           # includes the line
     except Exception as e:
         lines = [at.lineno for at in traceback.extract_tb(e.__traceback__) if Path(at.filename).stem == name]
         wrong = f"{type(e).__name__}: {e}{f' (line {lines[-1]})' if lines else ''}"
@@ -73,7 +73,7 @@ def defect(found):
     for name in ("Config", "Model"):
         if not hasattr(found, name):
             return f"no class {name}: models/gpt.py shows what a model file needs"
-    if "__dataclass_fields__" not in vars(found.Config):                    # a base's are not its own
+    if "__dataclass_fields__" not in vars(found.Config):                    # not inherited ones
         return "Config must be a @dataclass"
     types = typing.get_type_hints(found.Config)
     for name in ("vocab_size", "max_len"):
@@ -94,13 +94,13 @@ def kinds(hint):
 
 
 def parent(name, line="Changed from"):
-    """The file that `name` was made from: that of its docstring's line `Changed from ..`, or else gpt."""
+    """The model that `name` was made from, by its docstring's line `Changed from ..`; gpt if there is none."""
     found = re.search(rf"^{line} (?:more/)?(\w+)\.py", module(name).__doc__ or "", re.M)
     return found[1] if found else "gpt"
 
 
 def baseline(name):
-    """The model that `name` is compared with: that of its docstring's line `Equal to ..`, or else its parent."""
+    """The model that `name` is compared with, by its docstring's line `Equal to ..`; else its parent."""
     return parent(name, "Equal to") if "\nEqual to " in (module(name).__doc__ or "") else parent(name)
 
 
@@ -120,21 +120,21 @@ def config(name, **values):
 
 
 def build(name, **values):
-    """Model `name` with the given fields of Config, initialised. UserError as config()."""
+    """Model `name` with the given fields of Config, initialised. UserError as in config()."""
     return module(name).Model(config(name, **values))
 
 
 def cache_class(name):
-    """The Cache of a model file. UserError if it has none: then it can be trained and scored, but writes no text."""
+    """The Cache of a model file. UserError if it has none: such a model trains and is scored, but cannot sample."""
     found = getattr(module(name), "Cache", None)
     if found is None:
-        raise UserError(f"{path(name)} has no class Cache to write text with: see Cache and generate in gpt.py")
+        raise UserError(f"{path(name)} has no class Cache to sample text with: see Cache and generate in gpt.py")
     return found
 
 
 def check_types(cls, values):
-    """UserError for the first of `values` that is not of the type of its field of the dataclass `cls`."""
-    types = typing.get_type_hints(cls)                                      # f.type may be a text
+    """UserError for the first of `values` whose type is not that of its field in the dataclass `cls`."""
+    types = typing.get_type_hints(cls)                                      # f.type may be a string
     for f in fields(cls):
         allowed, value = typing.get_args(types[f.name]) or (types[f.name],), values.get(f.name, f.default)
         if not (type(value) in allowed or type(value) is int and float in allowed):

@@ -1,4 +1,4 @@
-"""python -m models NAME [option=value ...]: size and cost beside the baseline of that shape, and the neutral check."""
+"""python -m models NAME [option=value ...]: size and cost beside its baseline, and whether the two can be equal."""
 from dataclasses import fields
 
 import torch
@@ -10,7 +10,7 @@ from nanodepth.cli import parse_spec, run_script, same_shape
 
 
 def sizes(name, options):
-    """(Config, parameters, tokens of context: 1,024 or max_len, forward FLOPs per token there in matrix products)."""
+    """(config, parameters, tokens of context (1,024 or max_len), forward FLOPs per token in matrix products)."""
     with torch.device("meta"):
         model = models.build(name, **options)
     T = min(1024, model.config.max_len)
@@ -18,7 +18,7 @@ def sizes(name, options):
 
 
 def small_pair(name, base, options):
-    """A model with few channels in each head and all its other options, and its baseline; in float64."""
+    """A model with 16 channels a head and all its other options, and its baseline; both in float64."""
     own = {f.name for f in fields(models.module(name).Config)}
     of_base = {f.name for f in fields(models.module(base).Config)}
     n_head = options.get("n_head", models.module(name).Config.n_head)
@@ -29,11 +29,11 @@ def small_pair(name, base, options):
 
 
 def neutral_line(name, base, options):
-    """Whether the model, set neutral and with the baseline's weights, is the baseline: a line."""
+    """One line: whether the model, at its neutral setting and with the baseline's weights, is the baseline."""
     try:
         model, other = small_pair(name, base, options)
     except ValueError as e:
-        return f"neutral setting: not tried, since with 16 channels a head {e}"
+        return f"neutral setting: not tried, because with 16 channels a head {e}"
     try:
         probes.of(name, "neutral")(model)
     except ValueError as e:

@@ -1,10 +1,10 @@
-"""Hyper-Connections: n residual streams, and learned maps of what a sublayer reads and writes.   arXiv:2409.19606
+"""Hyper-Connections: n residual streams, and learned maps for what a sublayer reads and writes.   arXiv:2409.19606
 
 The residual stream becomes n streams X_s (B, T, C), which all start as the embedding. A sublayer f (attention or MLP,
 with its norm) reads a weighted sum of them. Then the streams are mixed, and each gets its share of the sublayer's
 output. The head reads the sum of the streams. In sublayer k = 0 .. 2L-1:
     X_i  <-  sum_s H_res[i, s] X_s  +  H_post[i] f( sum_s H_pre[s] X_s )
-Each token has its own maps H. Stream s makes its entries of them, row s of maps = (H_pre[s], H_post[s], H_res[:, s]):
+Each token has its own maps H. Stream s alone determines maps[s] = (H_pre[s], H_post[s], H_res[:, s]):
     maps[s]  =  static[s] + scale * tanh( LN(X_s) W )           LN: LayerNorm without gain and bias
 In the paper H_pre is A_m, H_post is B, and H_res is A_r^T. One scale is for H_pre and H_res, the other for H_post.
 At the start W = 0. H_pre reads stream k mod n alone, H_post is all ones, and H_res is the identity. If every H_pre were
@@ -12,7 +12,7 @@ the same, all streams would get the same gradients and stay equal for ever.
 dynamic=False leaves out the second term: the paper's static form.
 
 Changed from gpt.py: Config, Config.__post_init__, Block.__init__, Block.forward, Model.init_weights, Model.forward
-Equal to gpt.py when: untrained. The streams are equal then, and every reader has a norm, so n times X is read as X.
+Equal to gpt.py when: untrained. The streams are equal then, and every reader has a norm, so n times X reads as X.
 Optimizer: static, W and scale go to AdamW at mix_lr, without weight decay.
 Paper and code:
     - LN has a gain and a bias in the paper's pseudocode, but not in its parameter counts. Ours has none.
@@ -38,10 +38,10 @@ class Config:
     rope_theta: float = 10000.0     # base of the rotary frequencies
     norm_eps: float = 1e-6          # added to the mean square in every RMSNorm
     tie_embeddings: bool = False    # head and embedding share one matrix
-    z_loss: float = 0.0             # weight of mean(logsumexp(logits)^2), in training only
+    z_loss: float = 0.0             # weight of the penalty mean(logsumexp(logits)^2), in training only
     qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
-    gate: str = "none"              # gated attention: none | elementwise | headwise
-    zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
+    gate: str = "none"              # gated attention: none | elementwise | headwise (one gate per head)
+    zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02), as all others
     n_streams: int = 4              # parallel residual streams (n); the paper's expansion rate
     dynamic: bool = True            # the maps are made per token; False: learned numbers, the same for all tokens
 
@@ -81,13 +81,13 @@ def apply_rope(x, cos, sin):
 
 
 def compute_dtype(weight):
-    """The dtype of products with this weight: autocast's where that is on, else the weight's."""
+    """The dtype in which this weight is multiplied: autocast's if autocast is on, else the weight's own."""
     kind = weight.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 class Cache:
-    """Keys and values of every layer, (B, K, max_len, D) each; Model.forward advances `pos` (), the tokens held."""
+    """Keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held."""
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
@@ -97,7 +97,7 @@ class Cache:
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
-        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, values, and their causal mask (T, max_len)."""
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys and values, and the causal mask (T, max_len)."""
         at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
         self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
         self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
@@ -106,7 +106,7 @@ class Cache:
 
 
 def attend(q, k, v, layer, cache):
-    """Causal attention of q (B, T, H, D) over k, v (B, T, K, D), and over what the cache holds -> (B, T, H, D)."""
+    """Causal attention of q (B, T, H, D) over the cache and over k, v (B, T, K, D) -> (B, T, H, D)."""
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T, D)
     gqa = q.size(1) != k.size(1)
     if cache is None:
@@ -167,7 +167,7 @@ class HyperConnection(nn.Module):
         self.static = nn.Parameter(torch.empty(n, 2 + n))           # row s: H_pre[s], H_post[s], H_res[:, s]
         if c.dynamic:
             self.W = nn.Parameter(torch.empty(c.d_model, 2 + n))
-            self.scale = nn.Parameter(torch.empty(2))               # of H_pre and H_res, of H_post
+            self.scale = nn.Parameter(torch.empty(2))               # for H_pre and H_res; for H_post
 
     def maps(self, X):
         """H_pre (B, T, n), H_post (B, T, n), H_res (B, T, n, n); without B and T if they are static."""
@@ -181,7 +181,7 @@ class HyperConnection(nn.Module):
         """X_i <- sum_s H_res[i, s] X_s + H_post[i] sublayer( sum_s H_pre[s] X_s )"""
         H_pre, H_post, H_res = self.maps(X)
         y = sublayer(mix(H_pre, X).type_as(X[0]))                                   # (B, T, C)
-        change = H_res - torch.eye(len(X), device=y.device)         # X_i + ..: 4% fewer bytes in a training step
+        change = H_res - torch.eye(len(X), device=y.device)         # added to X_i: 4% fewer bytes per training step
         return [x + (mix(h, X) + b[..., None] * y).type_as(x)
                 for x, h, b in zip(X, change.unbind(-2), H_post.unbind(-1))]
 
@@ -218,7 +218,7 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
+        """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
             module, last = f".{name}".split(".")[-2:]
             if last == "static":                # sublayer k reads stream k mod n and writes to all; all are kept
@@ -240,7 +240,7 @@ class Model(nn.Module):
         """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
-        The loss is the mean cross-entropy in nats per token, in training mode plus z_loss * mean(logsumexp(logits)^2).
+        The loss is the mean cross-entropy in nats per token; training adds z_loss * mean(logsumexp(logits)^2).
         With targets the logits carry no gradient. ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
@@ -270,18 +270,18 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
+        return logits.detach(), loss                # detached: only the loss sends a gradient to the logits
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
         """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest token; top_k keeps the k likeliest (None or 0: all); ids from n_vocab on are
-        never taken. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
+        temperature 0 takes the likeliest token; top_k samples among the k likeliest (None or 0: all), n_vocab among the
+        ids below it. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
         """
         (B, T), total = idx.shape, idx.size(1) + max_new_tokens
         if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
-            raise ValueError(f"{T} + {max_new_tokens} tokens, of top_k {top_k}: 1 + 0 to max_len {self.config.max_len}")
+            raise ValueError(f"need 0 < prompt {T} <= {total} <= max_len {self.config.max_len}, and top_k {top_k} >= 0")
         cache, new = Cache(self, B, total), idx
         step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
         for t in range(T, total):
@@ -295,7 +295,7 @@ class Model(nn.Module):
         return idx
 
 
-if __name__ == "__main__":                      # its size, and one training step on random tokens
+if __name__ == "__main__":                      # prints its size and the loss after one training step on random tokens
     model = Model(Config(vocab_size=256, n_layer=4, n_head=4, d_model=128))
     optimizer, idx = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(256, (4, 65))
     model(idx[:, :-1], idx[:, 1:])[1].backward()

@@ -5,13 +5,13 @@ sum to one, as do those of any product of them. A token's maps are made from all
     z  =  alpha * ( RN(X_1 .. X_n) phi ) + bias                 RN: RMSNorm over all n C numbers, without gain
     H_pre = sigmoid(z_pre),   H_post = 2 sigmoid(z_post),   H_res = sinkhorn(z_res)
 At the start phi = 0. H_pre prefers stream k mod n, H_post is 1, and H_res is close to the identity. The first H_res
-mixes equal streams, and the last keeps the sum that the head reads: their gradients are only rounding errors.
+mixes equal streams, and the last preserves the sum that the head reads, so their gradients are only rounding errors.
 
 Changed from hyperconnections.py: Config, Config.__post_init__, HyperConnection.__init__, HyperConnection.maps,
     Model.init_weights
 Equal to gpt.py when: untrained. The streams are equal then, and every reader has a norm.
 Optimizer: phi, alpha and bias go to AdamW at mix_lr, without weight decay.
-Paper and code: the paper does not say how phi and bias start. We start as github.com/FFTYYY/mhc-lite, but for H_post.
+Paper and code: the paper does not say how phi and bias start. We follow github.com/FFTYYY/mhc-lite, except for H_post.
 """
 import math
 from dataclasses import dataclass
@@ -33,10 +33,10 @@ class Config:
     rope_theta: float = 10000.0     # base of the rotary frequencies
     norm_eps: float = 1e-6          # added to the mean square in every RMSNorm
     tie_embeddings: bool = False    # head and embedding share one matrix
-    z_loss: float = 0.0             # weight of mean(logsumexp(logits)^2), in training only
+    z_loss: float = 0.0             # weight of the penalty mean(logsumexp(logits)^2), in training only
     qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
-    gate: str = "none"              # gated attention: none | elementwise | headwise
-    zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
+    gate: str = "none"              # gated attention: none | elementwise | headwise (one gate per head)
+    zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02), as all others
     n_streams: int = 4              # parallel residual streams (n); the paper's expansion rate
     sinkhorn_steps: int = 20        # times that columns and rows of H_res are normalised
 
@@ -76,13 +76,13 @@ def apply_rope(x, cos, sin):
 
 
 def compute_dtype(weight):
-    """The dtype of products with this weight: autocast's where that is on, else the weight's."""
+    """The dtype in which this weight is multiplied: autocast's if autocast is on, else the weight's own."""
     kind = weight.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 class Cache:
-    """Keys and values of every layer, (B, K, max_len, D) each; Model.forward advances `pos` (), the tokens held."""
+    """Keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held."""
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
@@ -92,7 +92,7 @@ class Cache:
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
-        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, values, and their causal mask (T, max_len)."""
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys and values, and the causal mask (T, max_len)."""
         at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
         self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
         self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
@@ -101,7 +101,7 @@ class Cache:
 
 
 def attend(q, k, v, layer, cache):
-    """Causal attention of q (B, T, H, D) over k, v (B, T, K, D), and over what the cache holds -> (B, T, H, D)."""
+    """Causal attention of q (B, T, H, D) over the cache and over k, v (B, T, K, D) -> (B, T, H, D)."""
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T, D)
     gqa = q.size(1) != k.size(1)
     if cache is None:
@@ -155,7 +155,7 @@ def mix(weights, X):
 
 def sinkhorn(z, steps):
     """exp(z) (..., n, n), made doubly stochastic: `steps` times, columns and then rows are divided by their sums."""
-    K = z.log_softmax(-2).softmax(-1)           # the first time; any z is safe, since no sum below is under 1 / n^2
+    K = z.log_softmax(-2).softmax(-1)           # the first step; safe for any z: no sum below is under 1 / n^2
     a = b = torch.ones_like(K[..., 0])
     for _ in range(steps - 1):
         b = 1 / (a[..., :, None] * K).sum(-2)
@@ -187,7 +187,7 @@ class HyperConnection(nn.Module):
         """X_i <- sum_s H_res[i, s] X_s + H_post[i] sublayer( sum_s H_pre[s] X_s )"""
         H_pre, H_post, H_res = self.maps(X)
         y = sublayer(mix(H_pre, X).type_as(X[0]))                                   # (B, T, C)
-        change = H_res - torch.eye(len(X), device=y.device)         # X_i + ..: 4% fewer bytes in a training step
+        change = H_res - torch.eye(len(X), device=y.device)         # added to X_i: 4% fewer bytes per training step
         return [x + (mix(h, X) + b[..., None] * y).type_as(x)
                 for x, h, b in zip(X, change.unbind(-2), H_post.unbind(-1))]
 
@@ -224,7 +224,7 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
+        """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
             module, last = f".{name}".split(".")[-2:]
             if last == "bias":                  # sublayer k reads most of stream k mod n
@@ -246,7 +246,7 @@ class Model(nn.Module):
         """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
-        The loss is the mean cross-entropy in nats per token, in training mode plus z_loss * mean(logsumexp(logits)^2).
+        The loss is the mean cross-entropy in nats per token; training adds z_loss * mean(logsumexp(logits)^2).
         With targets the logits carry no gradient. ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
@@ -276,18 +276,18 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
+        return logits.detach(), loss                # detached: only the loss sends a gradient to the logits
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
         """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest token; top_k keeps the k likeliest (None or 0: all); ids from n_vocab on are
-        never taken. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
+        temperature 0 takes the likeliest token; top_k samples among the k likeliest (None or 0: all), n_vocab among the
+        ids below it. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
         """
         (B, T), total = idx.shape, idx.size(1) + max_new_tokens
         if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
-            raise ValueError(f"{T} + {max_new_tokens} tokens, of top_k {top_k}: 1 + 0 to max_len {self.config.max_len}")
+            raise ValueError(f"need 0 < prompt {T} <= {total} <= max_len {self.config.max_len}, and top_k {top_k} >= 0")
         cache, new = Cache(self, B, total), idx
         step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
         for t in range(T, total):
@@ -301,7 +301,7 @@ class Model(nn.Module):
         return idx
 
 
-if __name__ == "__main__":                      # its size, and one training step on random tokens
+if __name__ == "__main__":                      # prints its size and the loss after one training step on random tokens
     model = Model(Config(vocab_size=256, n_layer=4, n_head=4, d_model=128))
     optimizer, idx = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(256, (4, 65))
     model(idx[:, :-1], idx[:, 1:])[1].backward()

@@ -1,22 +1,22 @@
 """MUDDFormer: every block reads four input-dependent mixtures of all earlier block outputs.   arXiv:2502.12170
 
 In gpt.py the last output X_i is all that a block reads. Here a block has four inputs: for its queries, its keys, its
-values and the residual. Each is a sum of all outputs so far, weighted by numbers that are made from X_i for each token.
+values and the residual. Each is a weighted sum of all outputs so far; the weights are computed from X_i for each token.
 X_0 is the embedding, X_j the output of block j. After block i = 1 .. L, for block i + 1 (Eq. 5 to 8):
     A_i     = gelu( RN(X_i) w1_i ) w2_i + a_i       (B, T, n, S): n = 4 streams, S = i + 1 sources; RN: RMSNorm, no gain
     X^c     = sum_{j=0..i} A_i[c, j] X_j            for the streams c = q, k, v, r
     x       = X^r + attn( q_in_norm(X^q), k_in_norm(X^k), v_in_norm(X^v) )
     X_{i+1} = x + mlp( mlp_norm(x) )
-Block 1 reads X_0 four times. The head reads one more mixture, the r of X_0 .. X_L. MLPs grow with depth, from 0.5 to
+Block 1 reads X_0 four times. The head reads one more mixture, X^r of X_0 .. X_L. MLPs grow with depth, from 0.5 to
 1.5 d_ff (Eq. 9). At the start w2 is zero and a picks X_i, as in gpt.py.
 pre_post_norm (section 2.5, for deep models): X^c = X_i + post_norms_c( sum_j A_i[c, j] pre_norms_j(X_j) ), a_i from 0.
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.forward, Block.__init__, Block.forward, Model.__init__,
     Model.init_weights, Model.forward
-Optimizer: w1, w2 and a go to AdamW at mix_lr, also beside Muon.
-Paper and code (github.com/Caiyun-AI/MUDDFormer): w1 has the code's hidden width, for its weights to load; the paper's
-is n S. Eq. 10 has X_i inside the last norm; here it is outside, as in the paper's text and in the code. In the code
-block 1 has a single norm for q, k and v. Outside the mixtures the paper starts with Xavier normal, we as in gpt.py.
+Optimizer: w1, w2 and a go to AdamW at mix_lr, also with --optimizer muon.
+Paper and code (github.com/Caiyun-AI/MUDDFormer): w1 has the code's hidden width, so that released weights load; the
+paper's is n S. Eq. 10 has X_i inside the last norm; here it is outside, as in the paper's text and the code. The code's
+block 1 has one norm for q, k and v. Outside the mixtures the paper initialises with Xavier normal, we as in gpt.py.
 """
 import math
 from dataclasses import dataclass
@@ -38,10 +38,10 @@ class Config:
     rope_theta: float = 10000.0     # base of the rotary frequencies
     norm_eps: float = 1e-6          # added to the mean square in every RMSNorm
     tie_embeddings: bool = False    # head and embedding share one matrix
-    z_loss: float = 0.0             # weight of mean(logsumexp(logits)^2), in training only
+    z_loss: float = 0.0             # weight of the penalty mean(logsumexp(logits)^2), in training only
     qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
-    gate: str = "none"              # gated attention: none | elementwise | headwise
-    zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
+    gate: str = "none"              # gated attention: none | elementwise | headwise (one gate per head)
+    zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02), as all others
     pre_post_norm: bool = False     # norms before and after the mixtures, for deep models (section 2.5)
 
     def __post_init__(self):
@@ -80,13 +80,13 @@ def apply_rope(x, cos, sin):
 
 
 def compute_dtype(weight):
-    """The dtype of products with this weight: autocast's where that is on, else the weight's."""
+    """The dtype in which this weight is multiplied: autocast's if autocast is on, else the weight's own."""
     kind = weight.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 class Cache:
-    """Keys and values of every layer, (B, K, max_len, D) each; Model.forward advances `pos` (), the tokens held."""
+    """Keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held."""
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
@@ -96,7 +96,7 @@ class Cache:
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
-        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, values, and their causal mask (T, max_len)."""
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys and values, and the causal mask (T, max_len)."""
         at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
         self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
         self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
@@ -105,7 +105,7 @@ class Cache:
 
 
 def attend(q, k, v, layer, cache):
-    """Causal attention of q (B, T, H, D) over k, v (B, T, K, D), and over what the cache holds -> (B, T, H, D)."""
+    """Causal attention of q (B, T, H, D) over the cache and over k, v (B, T, K, D) -> (B, T, H, D)."""
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T, D)
     gqa = q.size(1) != k.size(1)
     if cache is None:
@@ -203,7 +203,7 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
+        """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
             module = f".{name}".split(".")[-2]
             if "norm" in name:
@@ -226,7 +226,7 @@ class Model(nn.Module):
         """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
-        The loss is the mean cross-entropy in nats per token, in training mode plus z_loss * mean(logsumexp(logits)^2).
+        The loss is the mean cross-entropy in nats per token; training adds z_loss * mean(logsumexp(logits)^2).
         With targets the logits carry no gradient. ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
@@ -260,18 +260,18 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
+        return logits.detach(), loss                # detached: only the loss sends a gradient to the logits
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
         """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest token; top_k keeps the k likeliest (None or 0: all); ids from n_vocab on are
-        never taken. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
+        temperature 0 takes the likeliest token; top_k samples among the k likeliest (None or 0: all), n_vocab among the
+        ids below it. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
         """
         (B, T), total = idx.shape, idx.size(1) + max_new_tokens
         if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
-            raise ValueError(f"{T} + {max_new_tokens} tokens, of top_k {top_k}: 1 + 0 to max_len {self.config.max_len}")
+            raise ValueError(f"need 0 < prompt {T} <= {total} <= max_len {self.config.max_len}, and top_k {top_k} >= 0")
         cache, new = Cache(self, B, total), idx
         step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
         for t in range(T, total):
@@ -285,7 +285,7 @@ class Model(nn.Module):
         return idx
 
 
-if __name__ == "__main__":                      # its size, and one training step on random tokens
+if __name__ == "__main__":                      # prints its size and the loss after one training step on random tokens
     model = Model(Config(vocab_size=256, n_layer=4, n_head=4, d_model=128))
     optimizer, idx = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(256, (4, 65))
     model(idx[:, :-1], idx[:, 1:])[1].backward()

@@ -1,18 +1,18 @@
-"""What is known about a model besides the model: one file per model, under its name, found by it. None is needed.
+"""Costs, neutral setting and measurements of a model: one file per model, found by its name. None is needed.
 
 A file may define any of these. L is the number of blocks, and "per token" means B, T in front of the shape.
 
-costs(config, T)                (parameters, forward FLOPs per token, numbers read per token) more than its baseline's
-                                (models.baseline), in a context of T tokens; bench.py prints the floor that they make
-neutral(model)                  sets the own parameters so that the model is its baseline, which a test checks.
-                                ValueError for options with which it never is
+costs(config, T)                (parameters, forward FLOPs per token, numbers read per token) beyond its baseline's
+                                (models.baseline), in a context of T tokens; bench.py computes its floor from them
+neutral(model)                  sets the model's own parameters so that it equals its baseline, which a test checks.
+                                ValueError for options with which it never does
 stats(model, idx)               for the training log: {quantity: [a number per layer]}
-streams(model, idx)             {"q", "k", "v", "r": L inputs (B, T, C)} of the attention, where they are not one
-token_weights(model)            [modules] whose outputs are weights of each token, with which earlier outputs are summed
+streams(model, idx)             {"q", "k", "v", "r": L inputs (B, T, C)} of the attention, where these differ
+token_weights(model)            [modules] whose outputs are the weights, per token, of sums of earlier outputs
 depth_matrix(model, idx, record)  where token_weights() is not enough: {"r": A (2 L + 1, 2 L + 1) per token}: reader l,
                                 a sublayer or the head, reads sum_s A[l, s] outputs[s], of a record.Record of idx
 value_matrix(model, idx)        {"v" (values), "q", "k" or "g" (gates): A (L, L)}, means over the tokens: layer n has
-                                sum_m A[n, m] times what layer m computes; or (L, L + 1), with a source outside first
+                                sum_m A[n, m] times what layer m computes; or (L, L + 1), first a source outside
 numbers(model, means, batches)  more numbers for RUN.json: {key: value}, from means over the tokens and from passes with
                                 changed parts (record.replaced)
 """
@@ -36,10 +36,10 @@ def of(name, what):
 
 @torch.no_grad()
 def watch(model, idx, modules, inputs=False):
-    """What some submodules give in a forward pass on idx (B, T), in fp32 and in the order of their calls: [tensor], or
-    with inputs=True what they get: [tuple].
+    """The outputs of some submodules in a forward pass on idx (B, T), in fp32 and in the order of the calls: [tensor].
+    With inputs=True their inputs: [tuple].
 
-    Eager: with hooks, a compiled model would compile once more, as long as for training.
+    Runs eagerly: hooks would make a compiled model compile again, which takes as long as for training.
     """
     seen = []
     with ExitStack() as hooks:
@@ -55,7 +55,7 @@ def watch(model, idx, modules, inputs=False):
 def stats(name, model, idx):
     """What the mechanism of model `name` does on idx (B, T), for the log: {quantity: [a number per layer]}.
 
-    From probes/NAME.py; without it the mean output gates, if there are modules block.attn.gate.
+    From probes/NAME.py. Without that file: the mean output gates, if there are modules block.attn.gate.
     """
     training = model.training
     model.eval()                                    # no dropout, and no step of a moving average
@@ -67,7 +67,7 @@ def stats(name, model, idx):
 
 
 def gate_stats(model, idx):
-    """The mean output gate of each layer that has one; none where a model uses the gate's weights alone."""
+    """The mean output gate of each layer that has one; none if a model uses only the gate's weights."""
     gates = [getattr(getattr(block, "attn", None), "gate", None) for block in getattr(model, "blocks", ())]
     outputs = watch(model, idx, [gate for gate in gates if isinstance(gate, nn.Module)])
     return {"gate": [g.sigmoid().mean().item() for g in outputs]} if outputs else {}

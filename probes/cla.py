@@ -1,14 +1,14 @@
-"""What cla.py saves, and when it is gpt.py."""
+"""Probes of cla.py."""
 
 
 def costs(c, T):
-    """wk, wv and the gains of k_norm of the layers without keys and values are saved; nothing more is read."""
+    """Layers without keys and values save wk, wv and the gains of k_norm; nothing more is read."""
     n = sum(max(0, layer - c.own) % c.share > 0 for layer in range(c.n_layer))
     matrices = 2 * n * c.d_model * c.n_kv_head * c.d_head
     return -matrices - n * c.qk_norm * c.d_head, -2 * matrices, 0
 
 
 def neutral(model):
-    """Nothing to set. ValueError for settings that are never the baseline's."""
+    """Nothing to set. ValueError for options with which it never equals the baseline."""
     if model.config.share > 1:
-        raise ValueError("layers without keys and values are no layers of gpt.py")
+        raise ValueError("gpt.py has no layers without keys and values")

@@ -1,8 +1,8 @@
-"""What denseformer.py costs, when it is gpt.py, and what to watch in a trained one."""
+"""Probes of denseformer.py."""
 
 
 def costs(c, T):
-    """A parameter, a product and a sum for each source of each Y_i; all sources but X_i are read once more."""
+    """A parameter, a product and a sum per source of each Y_i; all sources except X_i are read once more."""
     earlier = [i // c.dilation for i in range(c.period, c.n_layer + 1, c.period)]   # sources of Y_i beside X_i
     n = sum(earlier) + len(earlier)
     return n, 2 * n * c.d_model, sum(earlier) * c.d_model

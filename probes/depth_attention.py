@@ -1,4 +1,4 @@
-"""What to watch in a trained depth_attention.py."""
+"""Probes of depth_attention.py."""
 import torch
 import torch.nn.functional as F
 
@@ -13,15 +13,15 @@ def costs(c, T):
 
 
 def neutral(model):
-    """Nothing to set. ValueError for settings that are never the baseline's."""
+    """Nothing to set. ValueError for options with which it never equals the baseline."""
     if model.config.n_layer > 1:
-        raise ValueError("only a single layer is gpt.py's")
+        raise ValueError("it equals gpt.py only with a single layer")
 
 
 def mixtures(model, idx):
-    """What the values of each layer are made of: shares (B, T, K, L) of those that the L layers compute.
+    """What each layer's values consist of: the shares (B, T, K, L) of the values that the L layers compute.
 
-    It is the model's own mixing, of unit vectors in place of values.
+    It is the model's own mixing, applied to unit vectors in place of values.
     """
     L, sources, out = len(model.blocks), [], []
     seen = watch(model, idx, [part for block in model.blocks for part in (block.attn.q_norm, block.attn.k_norm)])

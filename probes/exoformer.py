@@ -1,4 +1,4 @@
-"""What is known about exoformer.py, and most of what is about nuresformer.py and exoformer_dynamic.py."""
+"""Probes of exoformer.py; nuresformer.py and exoformer_dynamic.py share most of them."""
 import torch
 
 from nanodepth.record import averaged, replaced, states
@@ -14,14 +14,14 @@ def costs(c, T):
 
 
 def mixing_costs(c, n):
-    """Of n layers that mix, and of the anchors' norms."""
+    """The costs of n layers that mix, and of the anchors' norms."""
     width = 2 * (c.n_head + c.n_kv_head) * c.d_head
     lambdas = 2 * dict(elementwise=width, headwise=width // c.d_head, scalar=4)[c.granularity]
     return dict(qkvg=4, qk=2, none=0)[c.norms] * c.d_head + n * lambdas, 3 * n * width, n * width
 
 
 def mixing(model):
-    """{layer, counted from 1: its attention} of the layers that mix an anchor in."""
+    """{layer, counted from 1: its attention}, for the layers that mix in an anchor."""
     return {i: block.attn for i, block in enumerate(model.blocks, start=1) if hasattr(block.attn.wq, "lambda_anchor")}
 
 
@@ -47,7 +47,7 @@ def stats(model, idx):
 
 
 def value_matrix(model, idx):
-    """An anchor from outside is an extra first column (L, L + 1); anchors count as they are mixed in, normalised."""
+    """An anchor from outside is an extra first column (L, L + 1). Anchors count after their norm."""
     layers, L, out = mixing(model), len(model.blocks), {}
     factors = [g.mean((0, 1)).tolist() for g in watch(model, idx, gammas(model))] or [[(1, 1)] * 4] * len(layers)
     outside = int(len(layers) == L)
@@ -61,7 +61,7 @@ def value_matrix(model, idx):
 
 
 def numbers(model, means, batches):
-    """Section 3.3 of the paper: loss, similarity and core features when the anchors are zero."""
+    """Section 3.3 of the paper: loss, similarity and core features with the anchors set to zero."""
     with replaced({norm: torch.zeros_like for norm in model.anchor_norms.values()}):
         bare = averaged(model, batches)
     return {"without_anchor": {"loss": bare["lens"][-1].item(), **states(bare)}}

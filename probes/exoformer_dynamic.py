@@ -1,4 +1,4 @@
-"""What is known about exoformer_dynamic.py: as exoformer.py, with gammas (W_1: C x 16, W_2: 16 x 8, b: 8) per layer."""
+"""Probes of exoformer_dynamic.py: exoformer.py's, plus gammas (W_1: C x 16, W_2: 16 x 8, b: 8) per layer."""
 from probes import exoformer
 from probes.exoformer import neutral, numbers, stats, value_matrix  # noqa: F401
 

@@ -1,11 +1,11 @@
-"""What to watch in a trained geonorm.py."""
+"""Probes of geonorm.py."""
 import torch.nn.functional as F
 
 from probes import watch
 
 
 def costs(c, T):
-    """Of each sublayer a scale, and three inner products, v, and a sum of two scaled vectors."""
+    """Per sublayer: a scale; three inner products, v, and a sum of two scaled vectors."""
     return 2 * c.n_layer, 2 * c.n_layer * 11 * c.d_model, 0
 
 
@@ -18,7 +18,7 @@ def stats(model, idx):
 
 
 def depth_matrix(model, idx, record):
-    """The next stream y is a x + b g, of the stream x and the output g: what was there has a, the new output b."""
+    """The next stream is y = a x + b g of stream x and output g: a scales all earlier weights, b is the new one."""
     n, like = len(record.reads), record.outputs[0]
     A = like.new_zeros(*like.shape[:2], n, n)
     A[..., 0, 0] = record.reads[0].norm(dim=-1) / like.norm(dim=-1)                 # the embedding, put onto the sphere

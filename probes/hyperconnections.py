@@ -1,4 +1,4 @@
-"""What is known about hyperconnections.py besides the model; mhc.py and mhc_lite.py share most of it."""
+"""Probes of hyperconnections.py; mhc.py and mhc_lite.py share most of them."""
 import torch
 
 from probes import watch
@@ -11,11 +11,11 @@ def costs(c, T):
 
 
 def neutral(model):
-    """Nothing to set: at the start all streams are equal."""
+    """Nothing to set: all streams start equal."""
 
 
 def maps(model, idx):
-    """(H_pre, H_post, H_res) of each of the 2 L sublayers: of every token, or one for all if they are static."""
+    """(H_pre, H_post, H_res) of each of the 2 L sublayers: per token, or one for all tokens if static."""
     modules = [m for block in model.blocks for m in (block.attn_connection, block.mlp_connection)]
     return [m.maps(X) for m, (X, _) in zip(modules, watch(model, idx, modules, inputs=True))]
 
@@ -29,7 +29,7 @@ def stats(model, idx):
 
 
 def depth_matrix(model, idx, record):
-    """With the n streams as sums of outputs: (n, 2 L + 1) for all tokens, or (B, T, n, 2 L + 1)."""
+    """Tracks the n streams as sums of outputs: (n, 2 L + 1) for all tokens, or (B, T, n, 2 L + 1)."""
     n, like = len(record.reads), record.outputs[0]
     eye, A = torch.eye(n, dtype=like.dtype, device=like.device), like.new_zeros(*like.shape[:2], n, n)
     streams = eye[:1].expand(model.config.n_streams, n)                             # all are the embedding

@@ -1,9 +1,9 @@
-"""What is known about kern.py besides the model."""
+"""Probes of kern.py."""
 from probes import watch
 
 
 def costs(c, T):
-    """Without the empty rows of the experts' blocks."""
+    """Empty rows of the experts' blocks are not counted."""
     idle = 3 * (c.n_expert - c.top_k) * c.d_model * (c.d_ff // c.top_k)
     router = c.n_expert * c.d_model
     return c.n_layer * (idle + router + (c.router == "kern")), c.n_layer * (2 * router + 2 * c.top_k * c.d_model), 0

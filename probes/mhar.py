@@ -1,2 +1,2 @@
-"""What is known about mhar.py besides the model. There is no depth_matrix: each head's weights are for its channels."""
+"""Probes of mhar.py. There is no depth_matrix: each head weighs only its own channels."""
 from probes.attnres import costs, neutral, stats  # noqa: F401

@@ -1,4 +1,4 @@
-"""What is known about mhc.py besides the model."""
+"""Probes of mhc.py."""
 from probes.hyperconnections import depth_matrix, neutral, stats  # noqa: F401
 
 
@@ -7,7 +7,7 @@ def costs(c, T):
 
 
 def of_maps(c, n_res):
-    """With n_res logits of H_res: those, of H_pre and of H_post are made of all n streams; the maps have n^2 + 2 n."""
+    """All n streams make n_res logits of H_res, and those of H_pre and H_post. The maps have n^2 + 2 n entries."""
     n, C, logits = c.n_streams, c.d_model, 2 * c.n_streams + n_res
     flops = 2 * n * C * logits + 2 * C * (n * n + 2 * n)
     return 2 * c.n_layer * ((n * C + 1) * logits + 3), 2 * c.n_layer * flops, 2 * c.n_layer * (n - 1) * C

@@ -1,4 +1,4 @@
-"""What is known about mhc_lite.py besides the model."""
+"""Probes of mhc_lite.py."""
 from math import factorial
 
 from probes.hyperconnections import depth_matrix, neutral, stats  # noqa: F401

@@ -1,4 +1,4 @@
-"""What is known about muddformer.py, and what to watch in a trained one; also for other models with its connections."""
+"""Probes of muddformer.py, and of other models with its connections."""
 from probes import watch
 
 
@@ -17,7 +17,7 @@ def connections(c, sizes):
 
 
 def wider(c):
-    """Hidden width that all MLPs have together beyond L d_ff: 0 but for rounding."""
+    """Total hidden width of the MLPs beyond L d_ff: 0 up to rounding."""
     return sum(128 * max(1, round(c.d_ff * (0.5 + i / (c.n_layer - 1)) / 128)) - c.d_ff for i in range(c.n_layer))
 
 
@@ -30,19 +30,19 @@ def costs(c, T):
 
 
 def mixtures(model):
-    """What mixes after the blocks; after some of muddformer_ablations nothing does."""
+    """The modules that mix after the blocks. In muddformer_ablations some blocks have none."""
     return [m for m in model.aggregate if m is not None]
 
 
 def token_weights(model):
-    """The maps that end in dynamic weights: none if they are static."""
+    """The maps that end in dynamic weights: none if the weights are static."""
     return [m.w2 for m in mixtures(model) if m.w2 is not None]
 
 
 def stats(model, idx):
     made = iter(watch(model, idx, token_weights(model)))
     A = [m.a if m.w2 is None else m.a + next(made).unflatten(-1, m.a.shape) for m in mixtures(model)]
-    return {"on_last": [a[..., -1].mean().item() for a in A],                   # of X_i: first 1 (pre_post_norm: 0)
+    return {"on_last": [a[..., -1].mean().item() for a in A],                   # of X_i: starts at 1 (pre_post_norm: 0)
             "on_earlier": [a[..., :-1].abs().sum(-1).mean().item() for a in A]} if A else {}
 
 

@@ -1,4 +1,4 @@
-"""What is known about muddformer_ablations.py, and in a trained one what to watch: as in muddformer.py."""
+"""Probes of muddformer_ablations.py, mostly muddformer.py's."""
 import torch
 
 from models.more.muddformer_ablations import Model
@@ -14,6 +14,6 @@ def costs(c, T):
 
 
 def neutral(model):
-    """Nothing to set. ValueError for settings that are never the baseline's."""
+    """Nothing to set. ValueError for options with which it never equals the baseline."""
     if model.config.ffn_realloc:
         raise ValueError("ffn_realloc gives the MLPs other widths than gpt.py's")

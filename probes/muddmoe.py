@@ -1,4 +1,4 @@
-"""What is known about muddmoe.py, and in a trained one what to watch: muddformer.py's connections, kern.py's router."""
+"""Probes of muddmoe.py: muddformer.py's for the connections, kern.py's for the router."""
 from probes import kern, muddformer
 from probes.muddformer import connections, sizes, streams, token_weights  # noqa: F401
 

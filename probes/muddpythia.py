@@ -1,4 +1,4 @@
-"""What is known about muddpythia.py, and in a trained one what to watch: as in muddformer.py."""
+"""Probes of muddpythia.py, mostly muddformer.py's."""
 from probes.muddformer import connections, sizes, stats, streams, token_weights, wider  # noqa: F401
 
 

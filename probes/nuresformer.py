@@ -1,4 +1,4 @@
-"""What is known about nuresformer.py: as exoformer.py, without W_anc and without lambdas in the first layer."""
+"""Probes of nuresformer.py: exoformer.py's, without W_anc and without lambdas in the first layer."""
 from probes.exoformer import mixing_costs, neutral, numbers, stats, value_matrix  # noqa: F401
 
 

@@ -1,16 +1,16 @@
-"""What resformer.py costs, when it is gpt.py, and what to watch in a trained one."""
+"""Probes of resformer.py."""
 import torch
 
 
 def costs(c, T):
-    """Parameters: lambda1 (or logits) and lambda2, and one scale. FLOPs and reads: two products and a sum, v_first."""
+    """Parameters: lambda1 (or logits), lambda2, and one scale. FLOPs: two products and a sum. Reads: v_first."""
     n, width = c.last_k, c.n_kv_head * c.d_head
     return {"identity": 0, "learnable": 2 * n, "plus": 2 * n + 1}[c.value_mix], n * 3 * width, n * width
 
 
 @torch.no_grad()
 def neutral(model):
-    """lambda1 = 0, lambda2 = 1. ValueError for settings without such values."""
+    """lambda1 = 0, lambda2 = 1. ValueError for options without these parameters."""
     if model.config.value_mix == "identity":
         raise ValueError("value_mix identity has no parameters to set")
     (model.value_mix.scale if model.config.value_mix == "plus" else model.value_mix.lambda1).zero_()

@@ -1,9 +1,9 @@
-"""What is known about sambay.py besides the model."""
+"""Probes of sambay.py."""
 import math
 
 
 def costs(c, T):
-    """As if attention read no key outside its window; sambay.py multiplies all and masks."""
+    """Counts only keys inside the window; sambay.py computes all scores and masks them."""
     d, E, N, kv = c.d_model, 2 * c.d_model, c.d_state, c.n_kv_head * c.d_head
     cross = 2 * d * d + d * {"none": 0, "elementwise": d, "headwise": c.n_head}[c.gate]
     full, gains = cross + 2 * d * kv, c.d_head * c.qk_norm

@@ -1,4 +1,4 @@
-"""What is known about sas.py besides the model."""
+"""Probes of sas.py."""
 import torch
 from torch import nn
 
@@ -14,9 +14,9 @@ def costs(c, T):
 
 @torch.no_grad()
 def neutral(model):
-    """Sets the parameters for which the model is gpt.py's. ValueError for settings without such values."""
+    """Sets parameters so that the model equals gpt.py. ValueError for options with which it never does."""
     if model.config.d_sim != model.config.d_head:
-        raise ValueError("sas copies gpt.py's heads with d_sim = d_head alone")
+        raise ValueError("sas can copy gpt.py's heads only with d_sim = d_head")
     for module in model.modules():
         if hasattr(module, "refine"):
             for p in module.parameters():

@@ -1,4 +1,4 @@
-"""What satformer.py costs, when it is gpt.py, and what to watch in a trained one."""
+"""Probes of satformer.py."""
 import torch
 
 from nanodepth.record import replaced
@@ -7,7 +7,7 @@ from probes import watch
 
 
 def costs(c, T):
-    """Of each reading layer: W_alpha; its product, alpha v_first and a sum; v_first."""
+    """Per reading layer. Parameters: W_alpha. FLOPs: its product, alpha v_first and a sum. Reads: v_first."""
     n, matrix, width = c.last_k, c.d_model * c.n_kv_head, c.n_kv_head * c.d_head
     return n * matrix, n * (2 * matrix + 2 * width), n * width
 
@@ -22,7 +22,7 @@ def neutral(model):
 
 
 def value_gates(model):
-    """{layer, counted from 1: its value gate} of the layers that have one."""
+    """{layer, counted from 1: its value gate}, for the layers that have one."""
     gates = {i: getattr(block.attn, "value_gate", None) for i, block in enumerate(model.blocks, start=1)}
     return {i: gate for i, gate in gates.items() if gate is not None}
 
@@ -43,7 +43,7 @@ def value_matrix(model, idx):
 
 
 def numbers(model, means, batches):
-    """Figure 4: change in perplexity when one layer's value gate is zero, or its mean over tokens and heads."""
+    """Figure 4: change in perplexity with one layer's value gate set to zero, or to its mean over tokens and heads."""
     gates = value_gates(model)
 
     def change(gate, function):

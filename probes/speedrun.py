@@ -1,9 +1,9 @@
-"""What speedrun.py costs, when it is gpt.py, and what to watch in a trained one."""
+"""Probes of speedrun.py."""
 from probes import watch
 
 
 def costs(c, T):
-    """Tables with their gates, scalars and skips. A token reads a row of each table, X_0, and what skips add."""
+    """Of tables with their gates, scalars and skips. A token reads a row of each table, X_0, and the skips' sources."""
     C, L, values, n_gate = c.d_model, c.n_layer, c.n_kv_head * c.d_head, 12 * c.n_kv_head
     tables, skips = (L + 1) // 2 * c.value_embed, {"none": 0, "unet": L // 2, "backout": 1}[c.skip]
     parameters = tables * (c.vocab_size * values + n_gate) + 2 * L * c.lambdas + skips
@@ -12,7 +12,7 @@ def costs(c, T):
 
 
 def neutral(model):
-    """Without tables, X_0 and skips."""
+    """Turns off tables, X_0 and skips."""
     for name, p in model.named_parameters():
         if name in ("resid", "x0", "skips", "backout") or name.endswith("value_embed.weight"):
             p.data.fill_(1.0 if name == "resid" else 0.0)

@@ -1,7 +1,7 @@
 """Cross-layer attention (CLA): several layers read the keys and values of one.   arXiv:2405.12981
 
-What decoding keeps of the past are the keys and values of all layers. Here layers come in groups, and only the first
-layer m of a group makes keys and values. Each layer n of the group attends over them with its own queries:
+Decoding has to keep the keys and values of all layers. Here layers come in groups, and only the first layer m of a
+group makes keys and values. Each layer n of the group attends over them with its own queries:
     y_n = softmax( rope(norm(wq_n(a_n))) k_m^T / sqrt(d_head) + causal ) v_m,     a = norm(x) of each layer
     k_m = rope(norm(wk_m(a_m))),     v_m = wv_m(a_m)
 Options:
@@ -13,8 +13,8 @@ Changed from gpt.py: Config, Config.__post_init__, Cache, Cache.__init__, Attent
     Block.forward, Model.forward
 Equal to gpt.py when: share = 1.
 Optimizer: as gpt.py.
-The paper gives the input of wk and wv a norm of its own, whose gains wk and wv can absorb. Here it is attn_norm. If
-share does not divide the layers, the paper's first group is smaller, here the last one.
+The paper has a separate norm before wk and wv, whose gains they can absorb; here it is attn_norm. If share does not
+divide the layers, the paper's first group is smaller, here the last one.
 """
 import math
 from dataclasses import dataclass
@@ -36,10 +36,10 @@ class Config:
     rope_theta: float = 10000.0     # base of the rotary frequencies
     norm_eps: float = 1e-6          # added to the mean square in every RMSNorm
     tie_embeddings: bool = False    # head and embedding share one matrix
-    z_loss: float = 0.0             # weight of mean(logsumexp(logits)^2), in training only
+    z_loss: float = 0.0             # weight of the penalty mean(logsumexp(logits)^2), in training only
     qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
-    gate: str = "none"              # gated attention: none | elementwise | headwise
-    zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
+    gate: str = "none"              # gated attention: none | elementwise | headwise (one gate per head)
+    zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02), as all others
     share: int = 2                  # layers in a group; the first one's keys and values serve all
     own: int = 0                    # layers before the first group, with keys and values of their own
 
@@ -79,13 +79,13 @@ def apply_rope(x, cos, sin):
 
 
 def compute_dtype(weight):
-    """The dtype of products with this weight: autocast's where that is on, else the weight's."""
+    """The dtype in which this weight is multiplied: autocast's if autocast is on, else the weight's own."""
     kind = weight.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 class Cache:
-    """Keys and values of each group, (B, K, max_len, D) each; Model.forward advances `pos` (), the tokens held."""
+    """Keys and values of each group, (B, K, max_len, D) each; `pos` () counts the tokens held."""
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
@@ -96,7 +96,7 @@ class Cache:
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
-        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, values, and their causal mask (T, max_len)."""
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys and values, and the causal mask (T, max_len)."""
         at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
         self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
         self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
@@ -105,7 +105,7 @@ class Cache:
 
 
 def attend(q, k, v, layer, cache):
-    """Causal attention of q (B, T, H, D) over k, v (B, T, K, D), and over what the cache holds -> (B, T, H, D)."""
+    """Causal attention of q (B, T, H, D) over the cache and over k, v (B, T, K, D) -> (B, T, H, D)."""
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T, D)
     gqa = q.size(1) != k.size(1)
     if cache is None:
@@ -140,7 +140,7 @@ class Attention(nn.Module):
             v = self.wv(x).view(B, T, self.n_kv_head, self.d_head)                  # (B, T, K, D)
             kv = apply_rope(self.k_norm(k), *rope), v
         q = apply_rope(self.q_norm(q), *rope)
-        y = attend(q, *kv, self.layer, cache)               # (B, T, H, D); each reader stores them at the same place
+        y = attend(q, *kv, self.layer, cache)               # (B, T, H, D); all layers of a group store the same k, v
         if self.gate is not None:
             y = y * self.gate(x).sigmoid().view(B, T, self.n_head, -1)              # times (B, T, H, D or 1)
         return self.wo(y.reshape(B, T, -1)), kv                                     # (B, T, C), (k_m, v_m)
@@ -189,7 +189,7 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
+        """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
             module = f".{name}".split(".")[-2]
             if module.endswith("norm"):
@@ -205,7 +205,7 @@ class Model(nn.Module):
         """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
-        The loss is the mean cross-entropy in nats per token, in training mode plus z_loss * mean(logsumexp(logits)^2).
+        The loss is the mean cross-entropy in nats per token; training adds z_loss * mean(logsumexp(logits)^2).
         With targets the logits carry no gradient. ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
@@ -235,18 +235,18 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
+        return logits.detach(), loss                # detached: only the loss sends a gradient to the logits
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
         """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest token; top_k keeps the k likeliest (None or 0: all); ids from n_vocab on are
-        never taken. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
+        temperature 0 takes the likeliest token; top_k samples among the k likeliest (None or 0: all), n_vocab among the
+        ids below it. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
         """
         (B, T), total = idx.shape, idx.size(1) + max_new_tokens
         if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
-            raise ValueError(f"{T} + {max_new_tokens} tokens, of top_k {top_k}: 1 + 0 to max_len {self.config.max_len}")
+            raise ValueError(f"need 0 < prompt {T} <= {total} <= max_len {self.config.max_len}, and top_k {top_k} >= 0")
         cache, new = Cache(self, B, total), idx
         step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
         for t in range(T, total):
@@ -260,7 +260,7 @@ class Model(nn.Module):
         return idx
 
 
-if __name__ == "__main__":                      # its size, and one training step on random tokens
+if __name__ == "__main__":                      # prints its size and the loss after one training step on random tokens
     model = Model(Config(vocab_size=256, n_layer=4, n_head=4, d_model=128))
     optimizer, idx = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(256, (4, 65))
     model(idx[:, :-1], idx[:, 1:])[1].backward()

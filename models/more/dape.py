@@ -1,23 +1,23 @@
 """DAPE V2: convolutions over neighbouring keys correct the attention scores.   arXiv:2410.04798
 
-The product of one query and one key says little at distances that training has not seen. So each score is corrected
-before the softmax, by what all heads give to the same query's neighbouring keys. With the heads as channels, two
-convolutions along the keys make the correction delta:
+The product of a query and a key says little at distances that training has not seen. So each score is corrected before
+the softmax, from all heads' scores for the same query and neighbouring keys. Two convolutions along the keys, with the
+heads as channels, make the correction delta:
     attention = softmax( scores + bias + delta + causal ) v,    scores = q k^T / sqrt(d_head)          (H, T, T)
     delta     = conv_out( leaky_relu( conv_in( [scores, bias] ) ) )     2 H channels (H without bias) -> width -> H
 position="kerple": bias = -p log(1 + a distance), with p and a learned per head (arXiv:2205.09921); the paper's best
          "alibi":  bias = -2^(-8 h / H) distance for head h = 1 .. H (arXiv:2108.12409)
          "rope":   no bias; q and k are rotated as in gpt.py.    "none": no bias, no rotation
-kernel is the number of keys that a convolution spans: 3, in DAPE 1 (arXiv:2405.14722), in the paper's baselines 0.
-The convolutions see 0 in place of later keys, otherwise the future leaks. Nothing is learned per position, so a trained
-model reads longer texts: train with a large max_len, then run eval.py with a large seq_len.
+kernel is the number of keys that a convolution spans: 3; in DAPE (arXiv:2405.14722) 1; in the paper's baselines 0.
+The convolutions see 0 in place of later keys, so the future cannot leak. Nothing is learned per position, so a trained
+model can read longer texts: train with a large max_len, then run eval.py with a large seq_len.
 
 Changed from gpt.py: Config, Config.__post_init__, attend, Attention.__init__, Attention.forward, Model,
     Model.__init__, Model.init_weights
 Equal to gpt.py when: position = rope, and kernel = 0 or conv_out = 0.
 Optimizer: convolutions, p and a go to AdamW at mix_lr, without weight decay.
-Paper and code: the authors' code has no hidden channels right of the last key, so the last token of a text gets other
-    logits than it would inside a longer text. Here kernel // 2 columns of them follow the last key.
+Paper and code: the authors' code has no hidden channels right of the last key, so a text's last token gets other
+    logits than it would inside a longer text. Here kernel // 2 hidden columns follow the last key.
 """
 import math
 from dataclasses import dataclass
@@ -39,10 +39,10 @@ class Config:
     rope_theta: float = 10000.0     # base of the rotary frequencies
     norm_eps: float = 1e-6          # added to the mean square in every RMSNorm
     tie_embeddings: bool = False    # head and embedding share one matrix
-    z_loss: float = 0.0             # weight of mean(logsumexp(logits)^2), in training only
+    z_loss: float = 0.0             # weight of the penalty mean(logsumexp(logits)^2), in training only
     qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
-    gate: str = "none"              # gated attention: none | elementwise | headwise
-    zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
+    gate: str = "none"              # gated attention: none | elementwise | headwise (one gate per head)
+    zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02), as all others
     position: str = "kerple"        # kerple | alibi | rope | none
     kernel: int = 3                 # keys that a convolution spans, an odd number; 0: no correction
     width: int = 32                 # channels between the two convolutions
@@ -85,13 +85,13 @@ def apply_rope(x, cos, sin):
 
 
 def compute_dtype(weight):
-    """The dtype of products with this weight: autocast's where that is on, else the weight's."""
+    """The dtype in which this weight is multiplied: autocast's if autocast is on, else the weight's own."""
     kind = weight.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 class Cache:
-    """Keys and values of every layer, (B, K, max_len, D) each; Model.forward advances `pos` (), the tokens held."""
+    """Keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held."""
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
@@ -101,7 +101,7 @@ class Cache:
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
-        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, values, and their causal mask (T, max_len)."""
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys and values, and the causal mask (T, max_len)."""
         at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
         self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
         self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
@@ -147,7 +147,7 @@ class ScoreBias(nn.Module):
 
 
 def attend(q, k, v, layer, cache, score_bias):
-    """Causal attention of q (B, T, H, D) over k, v (B, T, K, D), and over what the cache holds -> (B, T, H, D)."""
+    """Causal attention of q (B, T, H, D) over the cache and over k, v (B, T, K, D) -> (B, T, H, D)."""
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T, D)
     seen = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).tril()
     if cache is not None:
@@ -208,7 +208,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    micro_tokens = 4096             # of a forward pass, unless told otherwise: scores take memory
+    micro_tokens = 4096             # per forward pass by default: the scores take memory
 
     def __init__(self, config):
         super().__init__()
@@ -228,7 +228,7 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
+        """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
             module = f".{name}".split(".")[-2]
             if module.startswith("conv"):
@@ -249,7 +249,7 @@ class Model(nn.Module):
         """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
-        The loss is the mean cross-entropy in nats per token, in training mode plus z_loss * mean(logsumexp(logits)^2).
+        The loss is the mean cross-entropy in nats per token; training adds z_loss * mean(logsumexp(logits)^2).
         With targets the logits carry no gradient. ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
@@ -278,18 +278,18 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
+        return logits.detach(), loss                # detached: only the loss sends a gradient to the logits
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
         """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest token; top_k keeps the k likeliest (None or 0: all); ids from n_vocab on are
-        never taken. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
+        temperature 0 takes the likeliest token; top_k samples among the k likeliest (None or 0: all), n_vocab among the
+        ids below it. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
         """
         (B, T), total = idx.shape, idx.size(1) + max_new_tokens
         if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
-            raise ValueError(f"{T} + {max_new_tokens} tokens, of top_k {top_k}: 1 + 0 to max_len {self.config.max_len}")
+            raise ValueError(f"need 0 < prompt {T} <= {total} <= max_len {self.config.max_len}, and top_k {top_k} >= 0")
         cache, new = Cache(self, B, total), idx
         step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
         for t in range(T, total):
@@ -303,7 +303,7 @@ class Model(nn.Module):
         return idx
 
 
-if __name__ == "__main__":                      # its size, and one training step on random tokens
+if __name__ == "__main__":                      # prints its size and the loss after one training step on random tokens
     model = Model(Config(vocab_size=256, n_layer=4, n_head=4, d_model=128))
     optimizer, idx = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(256, (4, 65))
     model(idx[:, :-1], idx[:, 1:])[1].backward()

@@ -1,23 +1,23 @@
 """KERN: the router of a mixture of experts is a normalised ReLU instead of a softmax.   arXiv:2509.25913
 
 In place of the MLP a block has E small ones, the experts, and a router that sends each token to k of them. Seen as a
-kernel regression, the router is the kernel between token and expert, and softmax is only one choice. The paper takes
-what MLPs have, a norm and ReLU, and gives up that the weights sum to one. With a token's normalised input x:
+kernel regression, the router is the kernel between token and expert, and softmax is only one choice. The paper uses a
+norm and ReLU, as MLPs do; the weights then no longer sum to one. With a token's normalised input x:
     r = relu( s / (|s|_2 + 1e-6) ),   s = W x                                                    (E), W: (E, C)
     y = gamma * sum_{m among the k largest r} r_m expert_m(x),     expert_m: an MLP of width d_ff / k, gamma: a number
 router="softmax", "sigmoid" and "tanh" are the paper's baselines: r is that function of s, without gamma.
-No token is dropped, however many want the same expert. In training, balance_loss times this is added to the loss, the
-mean over layers and sequences of
+No token is dropped, however many choose the same expert. Training adds to the loss balance_loss times the mean over
+layers and sequences of
     E sum_m F_m P_m,    F_m: share of expert m in the choices with r > 0,    P_m: mean over tokens of p_m / sum(p)
 with p = relu(r) and a gradient through P alone. It is 1 at equal load, and E if one expert gets all tokens.
-A token goes through as many parameters as in gpt.py, at as many FLOPs; outside bf16 up to an eighth more.
+A token uses as many parameters and FLOPs as in gpt.py; outside bf16 up to an eighth more FLOPs.
 
 Changed from gpt.py: Config, Config.__post_init__, MLP, MLP.__init__, MLP.forward, Block.__init__, Block.forward,
     Model.init_weights, Model.forward
 Equal to gpt.py when: router = softmax and n_expert = top_k = 1.
-Optimizer: Muon trains each expert's matrices by themselves; W and gamma go to AdamW at mix_lr.
+Optimizer: Muon trains each expert's matrices separately; W and gamma go to AdamW at mix_lr.
 Paper and code: no code of the authors is known. The paper has k = 8 of E = 64; the defaults are those of muddmoe.py.
-    It leaves the balance loss open. Here F and P are of one sequence, so that the loss does not depend on the batch.
+    It does not specify the balance loss. Here F and P are of one sequence, so the loss does not depend on the batch.
 """
 import math
 from dataclasses import dataclass
@@ -39,10 +39,10 @@ class Config:
     rope_theta: float = 10000.0     # base of the rotary frequencies
     norm_eps: float = 1e-6          # added to the mean square in every RMSNorm
     tie_embeddings: bool = False    # head and embedding share one matrix
-    z_loss: float = 0.0             # weight of mean(logsumexp(logits)^2), in training only
+    z_loss: float = 0.0             # weight of the penalty mean(logsumexp(logits)^2), in training only
     qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
-    gate: str = "none"              # gated attention: none | elementwise | headwise
-    zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
+    gate: str = "none"              # gated attention: none | elementwise | headwise (one gate per head)
+    zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02), as all others
     router: str = "kern"            # kern | softmax | sigmoid | tanh
     n_expert: int = 16              # experts (E) per layer
     top_k: int = 2                  # experts per token (k); each has width d_ff / k
@@ -89,13 +89,13 @@ def apply_rope(x, cos, sin):
 
 
 def compute_dtype(weight):
-    """The dtype of products with this weight: autocast's where that is on, else the weight's."""
+    """The dtype in which this weight is multiplied: autocast's if autocast is on, else the weight's own."""
     kind = weight.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 class Cache:
-    """Keys and values of every layer, (B, K, max_len, D) each; Model.forward advances `pos` (), the tokens held."""
+    """Keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held."""
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
@@ -105,7 +105,7 @@ class Cache:
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
-        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, values, and their causal mask (T, max_len)."""
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys and values, and the causal mask (T, max_len)."""
         at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
         self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
         self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
@@ -114,7 +114,7 @@ class Cache:
 
 
 def attend(q, k, v, layer, cache):
-    """Causal attention of q (B, T, H, D) over k, v (B, T, K, D), and over what the cache holds -> (B, T, H, D)."""
+    """Causal attention of q (B, T, H, D) over the cache and over k, v (B, T, K, D) -> (B, T, H, D)."""
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T, D)
     gqa = q.size(1) != k.size(1)
     if cache is None:
@@ -160,7 +160,7 @@ class ExpertLinear(nn.Linear):
     def forward(self, x, owner):
         """x (blocks, rows, in), owner (blocks,): the expert of each, in ascending order -> (blocks, rows, out)."""
         w = self.weight.to(compute_dtype(self.weight))
-        if w.dtype == torch.bfloat16:               # no copies of matrices; torch.compile knows it in bf16 alone
+        if w.dtype == torch.bfloat16:               # copies no matrices; torch.compile supports it only in bf16
             ends = (owner[:, None] <= torch.arange(len(w), device=x.device)).sum(0, dtype=torch.int32)
             return F.grouped_mm(x.to(w.dtype).flatten(0, 1), w.mT, offs=ends * x.size(1)).view(*x.shape[:2], -1)
         return x.to(w.dtype) @ w[owner].mT
@@ -178,12 +178,12 @@ class MLP(nn.Module):
     def forward(self, x, expert):
         """x (N, C), expert (N,): which expert takes each row -> (N, C).
 
-        The rows of an expert fill whole blocks, so that no shape depends on the choice. In bf16, where grouped_mm takes
-        blocks together, they have one row; otherwise more, and an eighth of all rows may be empty.
+        Each expert's rows fill whole blocks, so no shape depends on the routing. In bf16 a block is one row, since
+        grouped_mm takes blocks together; otherwise blocks are larger, and an eighth of all rows may be empty.
         """
         N, E, grouped = len(x), len(self.w_up.weight), compute_dtype(self.w_up.weight) == torch.bfloat16
         size = 1 if grouped else math.ceil(N / (8 * E))                             # rows of a block
-        n_block = (N + E * (size - 1)) // size                                      # enough for any choice
+        n_block = (N + E * (size - 1)) // size                                      # enough for any routing
         count = (expert[:, None] == torch.arange(E, device=x.device)).cumsum(0)     # (N, E) rows of each expert so far
         blocks = (count[-1] + size - 1) // size                                     # (E,) how many it needs
         first = blocks.cumsum(0) - blocks                                           # (E,) the first of them
@@ -264,7 +264,7 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
+        """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
             module = f".{name}".split(".")[-2]
             if module.endswith("norm") or name.endswith(".gamma"):
@@ -280,7 +280,7 @@ class Model(nn.Module):
         """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
-        The loss is the mean cross-entropy in nats per token, in training mode plus z_loss * mean(logsumexp(logits)^2).
+        The loss is the mean cross-entropy in nats per token; training adds z_loss * mean(logsumexp(logits)^2).
         With targets the logits carry no gradient. ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
@@ -314,18 +314,18 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
+        return logits.detach(), loss                # detached: only the loss sends a gradient to the logits
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
         """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest token; top_k keeps the k likeliest (None or 0: all); ids from n_vocab on are
-        never taken. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
+        temperature 0 takes the likeliest token; top_k samples among the k likeliest (None or 0: all), n_vocab among the
+        ids below it. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
         """
         (B, T), total = idx.shape, idx.size(1) + max_new_tokens
         if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
-            raise ValueError(f"{T} + {max_new_tokens} tokens, of top_k {top_k}: 1 + 0 to max_len {self.config.max_len}")
+            raise ValueError(f"need 0 < prompt {T} <= {total} <= max_len {self.config.max_len}, and top_k {top_k} >= 0")
         cache, new = Cache(self, B, total), idx
         step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
         for t in range(T, total):
@@ -339,7 +339,7 @@ class Model(nn.Module):
         return idx
 
 
-if __name__ == "__main__":                      # its size, and one training step on random tokens
+if __name__ == "__main__":                      # prints its size and the loss after one training step on random tokens
     model = Model(Config(vocab_size=256, n_layer=4, n_head=4, d_model=128))
     optimizer, idx = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(256, (4, 65))
     model(idx[:, :-1], idx[:, 1:])[1].backward()

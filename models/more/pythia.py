@@ -2,7 +2,7 @@
 
 Attention and MLP of a block read the same stream, each through its own LayerNorm, and both outputs are added to it:
     x <- x + attn( attn_norm(x) ) + mlp( mlp_norm(x) ),   mlp(b) = w_down( gelu( w_up(b) ) )
-The rotation turns only the first R = D / 4 dimensions of each head of q and k; the others carry no positions. q and k
+The rotation turns only the first R = D / 4 dimensions of each head of q and k; the others carry no position. q and k
 have no norm. Every norm and every linear map but the head has a bias.
 Weights start as N(0, sqrt(2 / (5 C))), those of wo and w_down as N(0, 2 / (L sqrt(C))), and biases at zero.
 Pythia-1.4B is n_layer=24, d_model=2048, n_head=16; Pythia-2.8B is n_layer=32, d_model=2560, n_head=32.
@@ -11,8 +11,8 @@ Changed from gpt.py: Config, Config.__post_init__, RMSNorm, RMSNorm.__init__, RM
     Attention.__init__, Attention.forward, MLP.__init__, MLP.forward, Block.__init__, Block.forward, Model.__init__,
     Model.init_weights, Model.rope
 Optimizer: as gpt.py; Muon trains the matrices of the blocks, AdamW embedding, norms, biases and the head.
-Paper and code: the training code computes gelu in its tanh form, the models released for Hugging Face exactly; so do
-we. Their norms have an eps of 1e-5; here norm_eps is 1e-6, as in every baseline.
+Paper and code: the training code uses the tanh form of gelu; the models released for Hugging Face use the exact gelu,
+as here. Their norms have an eps of 1e-5; here norm_eps is 1e-6, as in every baseline.
 """
 import math
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Config:
     rope_theta: float = 10000.0     # base of the rotary frequencies, on a quarter of each head
     norm_eps: float = 1e-6          # added to the variance in every LayerNorm
     tie_embeddings: bool = False    # head and embedding share one matrix
-    z_loss: float = 0.0             # weight of mean(logsumexp(logits)^2), in training only
+    z_loss: float = 0.0             # weight of the penalty mean(logsumexp(logits)^2), in training only
 
     def __post_init__(self):
         self.n_kv_head = self.n_head if self.n_kv_head is None else self.n_kv_head
@@ -56,13 +56,13 @@ def apply_rope(x, cos, sin):
 
 
 def compute_dtype(weight):
-    """The dtype of products with this weight: autocast's where that is on, else the weight's."""
+    """The dtype in which this weight is multiplied: autocast's if autocast is on, else the weight's own."""
     kind = weight.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 class Cache:
-    """Keys and values of every layer, (B, K, max_len, D) each; Model.forward advances `pos` (), the tokens held."""
+    """Keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held."""
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
@@ -72,7 +72,7 @@ class Cache:
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
-        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, values, and their causal mask (T, max_len)."""
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys and values, and the causal mask (T, max_len)."""
         at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
         self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
         self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
@@ -81,7 +81,7 @@ class Cache:
 
 
 def attend(q, k, v, layer, cache):
-    """Causal attention of q (B, T, H, D) over k, v (B, T, K, D), and over what the cache holds -> (B, T, H, D)."""
+    """Causal attention of q (B, T, H, D) over the cache and over k, v (B, T, K, D) -> (B, T, H, D)."""
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T, D)
     gqa = q.size(1) != k.size(1)
     if cache is None:
@@ -152,7 +152,7 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
+        """Initialises every parameter by the name of its module; an unknown name is an error."""
         c = self.config
         for name, p in self.named_parameters():
             module, kind = f".{name}".split(".")[-2:]
@@ -171,7 +171,7 @@ class Model(nn.Module):
         """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
-        The loss is the mean cross-entropy in nats per token, in training mode plus z_loss * mean(logsumexp(logits)^2).
+        The loss is the mean cross-entropy in nats per token; training adds z_loss * mean(logsumexp(logits)^2).
         With targets the logits carry no gradient. ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
@@ -200,18 +200,18 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
+        return logits.detach(), loss                # detached: only the loss sends a gradient to the logits
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
         """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest token; top_k keeps the k likeliest (None or 0: all); ids from n_vocab on are
-        never taken. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
+        temperature 0 takes the likeliest token; top_k samples among the k likeliest (None or 0: all), n_vocab among the
+        ids below it. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
         """
         (B, T), total = idx.shape, idx.size(1) + max_new_tokens
         if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
-            raise ValueError(f"{T} + {max_new_tokens} tokens, of top_k {top_k}: 1 + 0 to max_len {self.config.max_len}")
+            raise ValueError(f"need 0 < prompt {T} <= {total} <= max_len {self.config.max_len}, and top_k {top_k} >= 0")
         cache, new = Cache(self, B, total), idx
         step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
         for t in range(T, total):
@@ -225,7 +225,7 @@ class Model(nn.Module):
         return idx
 
 
-if __name__ == "__main__":                      # its size, and one training step on random tokens
+if __name__ == "__main__":                      # prints its size and the loss after one training step on random tokens
     model = Model(Config(vocab_size=256, n_layer=4, n_head=4, d_model=128))
     optimizer, idx = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(256, (4, 65))
     model(idx[:, :-1], idx[:, 1:])[1].backward()

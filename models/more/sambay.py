@@ -1,8 +1,8 @@
 """SambaY: the first half of the layers makes one memory, and the second half only reads it.   arXiv:2507.06607
 
-The first half of the blocks alternates Mamba with attention to a window. Then come a last Mamba layer and the only full
-attention. The later blocks keep nothing per token. Their cross-attention reads the keys and values of the full one, and
-their gated memory units (GMU) read what that last Mamba layer gave for the same token. There are no positions.
+The first half of the blocks alternates Mamba with sliding-window attention. Then come a last Mamba layer and the only
+full attention. Later blocks keep nothing per token. Their cross-attention reads the full attention's keys and values;
+their gated memory units (GMU) read the last Mamba layer's y for the same token. There is no position encoding.
 Each block is x <- x + mixer(a), a = norm(x), then the MLP as in gpt.py. The mixers, with half = 2 (n_layer // 4):
     block < half          mamba and window in turn; a token sees the last `window` tokens, itself included
     block half, half + 1  mamba, whose y is the memory;  full, whose k and v are kept
@@ -13,14 +13,14 @@ mamba  wo( silu(w_z(a)) * y ),    y_t = s_t read_t + skip * u_t,    s_t = exp(dt
        u = silu(conv(w_x(a))),  dt = softplus(w_dt(w_rank(u)) + dt_bias),  write = w_write(u),  read = w_read(u)
 with E = 2 d_model numbers in u, dt and y, N = d_state in read and write, a state s (E, N) and A = -exp(A_log).
 gmu=False has cross-attention in place of the GMUs: the paper's baseline Samba+YOCO.
-For simplicity the cache keeps all keys and values of window attention, though it reads the last ones only.
+For simplicity the cache keeps all keys and values of window attention, though only the last ones are read.
 
 Changed from gpt.py: Config, Config.__post_init__, apply_rope, Cache, Cache.__init__, attend, Attention,
     Attention.__init__, Attention.forward, Block.__init__, Block.forward, Model.__init__, Model.init_weights,
     Model.forward, Model.rope
 Optimizer: the matrices of all mixers go to Muon; the convolution, dt_bias, A_log and skip to AdamW at mix_lr.
-Paper and code: in the code the queries of cross-attention have no QK norm, here they do. Its models have no QK norm at
-    all (qk_norm=False).
+Paper and code: in the code the queries of cross-attention have no QK norm, here they do. The authors' models have no QK
+    norm at all (qk_norm=False).
 """
 import math
 from dataclasses import dataclass
@@ -42,10 +42,10 @@ class Config:
     max_len: int = 2048             # longest sequence, in training and in generation
     norm_eps: float = 1e-6          # added to the mean square in every RMSNorm
     tie_embeddings: bool = False    # head and embedding share one matrix
-    z_loss: float = 0.0             # weight of mean(logsumexp(logits)^2), in training only
+    z_loss: float = 0.0             # weight of the penalty mean(logsumexp(logits)^2), in training only
     qk_norm: bool = True            # RMSNorm on each head of q and k
-    gate: str = "none"              # gated attention: none | elementwise | headwise
-    zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
+    gate: str = "none"              # gated attention: none | elementwise | headwise (one gate per head)
+    zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02), as all others
     window: int = 128               # tokens that window attention sees, the current one included
     d_state: int = 16               # numbers (N) in the state of each of the 2 d_model channels (E) of a Mamba layer
     gmu: bool = True                # False: cross-attention in place of the GMUs
@@ -67,7 +67,7 @@ class Config:
 
     @property
     def mixers(self):
-        """What the blocks mix with: n_layer of mamba, window, full, gmu and cross."""
+        """The mixer of each of the n_layer blocks: mamba, window, full, gmu or cross."""
         first, later = ["mamba", "window"] * (self.n_layer // 4), ["gmu" if self.gmu else "cross", "cross"]
         return (first + ["mamba", "full"] + later * self.n_layer)[:self.n_layer]
 
@@ -86,14 +86,14 @@ class RMSNorm(nn.Module):
 
 
 def compute_dtype(weight):
-    """The dtype of products with this weight: autocast's where that is on, else the weight's."""
+    """The dtype in which this weight is multiplied: autocast's if autocast is on, else the weight's own."""
     kind = weight.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 class Cache:
-    """{layer: keys (B, K, max_len, D)}, the same of values; {layer: last inputs u (B, 3, E) of a Mamba layer's
-    convolution}, and of its states (B, E, N). Model.forward advances `pos` (), the tokens held."""
+    """k and v: {layer: (B, K, max_len, D)}. Of each Mamba layer, u: {layer: the last 3 inputs of its convolution
+    (B, 3, E)}, and state: {layer: (B, E, N)}. `pos` () counts the tokens held."""
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
@@ -106,7 +106,7 @@ class Cache:
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
-        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, values, and their causal mask (T, max_len)."""
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys and values, and the causal mask (T, max_len)."""
         at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
         self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
         self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
@@ -131,7 +131,7 @@ class Attention(nn.Module):
     def __init__(self, c, layer):
         super().__init__()
         self.n_head, self.n_kv_head, self.d_head, self.kind = c.n_head, c.n_kv_head, c.d_head, c.mixers[layer]
-        self.layer = c.mixers.index("full") if self.kind == "cross" else layer      # whose keys and values it reads
+        self.layer = c.mixers.index("full") if self.kind == "cross" else layer      # of the keys and values it reads
         self.window = c.window if self.kind == "window" else c.max_len
         self.wq = nn.Linear(c.d_model, c.n_head * c.d_head, bias=False)
         if self.kind != "cross":
@@ -146,7 +146,7 @@ class Attention(nn.Module):
     def forward(self, x, shared, cache=None):
         B, T, _ = x.shape
         q = self.q_norm(self.wq(x).view(B, T, self.n_head, self.d_head))            # (B, T, H, D)
-        if self.kind != "cross":                    # the full attention's are the last, and stay
+        if self.kind != "cross":                    # the full attention's stay: it is the last to set them
             shared["k"] = self.k_norm(self.wk(x).view(B, T, self.n_kv_head, self.d_head))           # (B, T, K, D)
             shared["v"] = self.wv(x).view(B, T, self.n_kv_head, self.d_head)                        # (B, T, K, D)
         y = attend(q, shared["k"], shared["v"], self.layer, cache, self.window)     # (B, T, H, D)
@@ -158,8 +158,8 @@ class Attention(nn.Module):
 def recurrence(a, b):
     """s_t = a_t s_(t-1) + b_t for all t of a, b (B, T, ..), with s_0 = b_0.
 
-    Two steps are one step of the same kind, so the states at odd t come from a recurrence of half the length, and each
-    of the others from the one before it.
+    Two steps make one step of the same form, so a recurrence of half the length gives the states at odd t. Every other
+    state follows from the one before it.
     """
     s, T = b.clone(), b.size(1)
     if T > 1:
@@ -170,7 +170,7 @@ def recurrence(a, b):
 
 
 class Mamba(nn.Module):
-    """A selective state space model; the last one's y stays, as the memory."""
+    """A selective state space model; the y of the last one is the memory."""
 
     def __init__(self, c, layer):
         super().__init__()
@@ -193,7 +193,7 @@ class Mamba(nn.Module):
             past, state = cache.u[self.layer], cache.state[self.layer]
         both = torch.cat((past, u), dim=1)                                          # (B, 3 + T, E)
         u = F.silu(self.conv(both.mT).mT)                                           # (B, T, E)
-        y, last = checkpoint(self.scan, u, state, use_reentrant=False)              # backward makes the states again
+        y, last = checkpoint(self.scan, u, state, use_reentrant=False)              # backward recomputes the states
         if cache is not None:
             past.copy_(both[:, -3:])
             state.copy_(last)
@@ -261,7 +261,7 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
+        """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
             module, last = f".{name}".split(".")[-2:]
             if last == "A_log":
@@ -287,7 +287,7 @@ class Model(nn.Module):
         """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
-        The loss is the mean cross-entropy in nats per token, in training mode plus z_loss * mean(logsumexp(logits)^2).
+        The loss is the mean cross-entropy in nats per token; training adds z_loss * mean(logsumexp(logits)^2).
         With targets the logits carry no gradient. ValueError if T exceeds max_len.
         """
         if idx.size(1) > self.config.max_len:
@@ -308,18 +308,18 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
+        return logits.detach(), loss                # detached: only the loss sends a gradient to the logits
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
         """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest token; top_k keeps the k likeliest (None or 0: all); ids from n_vocab on are
-        never taken. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
+        temperature 0 takes the likeliest token; top_k samples among the k likeliest (None or 0: all), n_vocab among the
+        ids below it. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
         """
         (B, T), total = idx.shape, idx.size(1) + max_new_tokens
         if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
-            raise ValueError(f"{T} + {max_new_tokens} tokens, of top_k {top_k}: 1 + 0 to max_len {self.config.max_len}")
+            raise ValueError(f"need 0 < prompt {T} <= {total} <= max_len {self.config.max_len}, and top_k {top_k} >= 0")
         cache, new = Cache(self, B, total), idx
         step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
         for t in range(T, total):
@@ -333,7 +333,7 @@ class Model(nn.Module):
         return idx
 
 
-if __name__ == "__main__":                      # its size, and one training step on random tokens
+if __name__ == "__main__":                      # prints its size and the loss after one training step on random tokens
     model = Model(Config(vocab_size=256, n_layer=4, n_head=4, d_model=128))
     optimizer, idx = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(256, (4, 65))
     model(idx[:, :-1], idx[:, 1:])[1].backward()

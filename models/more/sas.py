@@ -1,8 +1,8 @@
 """SAS: few heads simulate many, with wider queries and keys.   arXiv:2507.07694
 
-Attention improves with more heads, as long as they stay wide. Simulated Attention Score makes G = n_sim heads of every
-head and widens queries and keys from D to D_sim features, by small maps that all tokens share. The outputs of the G
-groups are averaged before wo, so that wo stays as it is (parameter-efficient attention aggregation). With x (N, D), one
+Attention improves with more heads, as long as they stay wide. Simulated Attention Score turns every head into G = n_sim
+heads and widens queries and keys from D to D_sim features, with small maps that all tokens share. The outputs of the G
+groups are averaged before wo, so wo keeps its size (parameter-efficient attention aggregation). With x (N, D), one
 token's N = H query heads or N = K key or value heads:
     heads(x)    = y + refine(relu(y)),   y = expand(x)          convolutions along D, N -> G N and G N -> G N channels
     features(x) = y + refine(relu(y)),   y = expand(x)          linear maps D -> D_sim and D_sim -> D_sim of each head
@@ -17,8 +17,8 @@ Equal to gpt.py when: d_sim = d_head, the expand of heads copies them, that of f
 Optimizer: the linear maps of features are matrices inside the blocks, for Muon; their biases go to AdamW at adamw_lr.
     The convolutions go to AdamW at mix_lr, without decay.
 Paper and code: the released code has no positions, no norm of q and k, and no shared key/value heads. Here norm and
-rotation come last, since maps of rotated vectors would not score by distance alone. It gives no sizes; our defaults
-(12 heads -> 36, 64 features -> 96, kernel 5 at 124M) are believed to be the paper's, and unverified.
+rotation come last: if maps came later, scores would not depend on distance alone. It gives no sizes; our defaults
+(12 heads -> 36, 64 features -> 96, kernel 5 at 124M) are believed to be the paper's, but unverified.
 """
 import math
 from dataclasses import dataclass
@@ -40,10 +40,10 @@ class Config:
     rope_theta: float = 10000.0     # base of the rotary frequencies
     norm_eps: float = 1e-6          # added to the mean square in every RMSNorm
     tie_embeddings: bool = False    # head and embedding share one matrix
-    z_loss: float = 0.0             # weight of mean(logsumexp(logits)^2), in training only
+    z_loss: float = 0.0             # weight of the penalty mean(logsumexp(logits)^2), in training only
     qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
-    gate: str = "none"              # gated attention: none | elementwise | headwise
-    zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
+    gate: str = "none"              # gated attention: none | elementwise | headwise (one gate per head)
+    zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02), as all others
     n_sim: int = 3                  # simulated heads per head (G)
     d_sim: int | None = None        # features of simulated queries and keys (D_sim); None: 3/2 d_head, made even
     kernel: int = 5                 # width of the convolutions along the features; odd
@@ -86,7 +86,7 @@ def apply_rope(x, cos, sin):
 
 
 def compute_dtype(weight):
-    """The dtype of products with this weight: autocast's where that is on, else the weight's."""
+    """The dtype in which this weight is multiplied: autocast's if autocast is on, else the weight's own."""
     kind = weight.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
@@ -103,7 +103,7 @@ class Cache:
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
-        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, values, and their causal mask (T, max_len)."""
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys and values, and the causal mask (T, max_len)."""
         at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
         self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
         self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
@@ -112,7 +112,7 @@ class Cache:
 
 
 def attend(q, k, v, layer, cache):
-    """Causal attention of q (B, T, H, D) over k, v (B, T, K, D), and over what the cache holds -> (B, T, H, D)."""
+    """Causal attention of q (B, T, H, D) over the cache and over k, v (B, T, K, D) -> (B, T, H, D)."""
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T, D)
     gqa = q.size(1) != k.size(1)
     if cache is None:
@@ -172,7 +172,7 @@ class Attention(nn.Module):
         v = self.wv(x).view(B, T, self.n_kv_head, self.d_head)                      # (B, T, K, D)
         q, k, v = self.sim_q(q), self.sim_k(k), self.sim_v(v)                       # G H heads, G K, G K
         q, k = apply_rope(self.q_norm(q), *rope), apply_rope(self.k_norm(k), *rope)
-        v = F.pad(v, (0, k.size(-1) - v.size(-1)))                                  # flash attention wants one width
+        v = F.pad(v, (0, k.size(-1) - v.size(-1)))                                  # flash attention needs one width
         y = attend(q, k, v, self.layer, cache)[..., :self.d_head]                   # (B, T, G H, D)
         y = y.unflatten(2, (-1, self.n_head)).mean(2)                               # (B, T, H, D)
         if self.gate is not None:
@@ -205,7 +205,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    micro_tokens = 8192             # of a forward pass unless told otherwise: keeps 32 GiB at ExoFormer's 450M shape
+    micro_tokens = 8192             # per forward pass by default: stores 32 GiB at ExoFormer's 450M shape
 
     def __init__(self, config):
         super().__init__()
@@ -224,7 +224,7 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
+        """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
             module = f".{name}".split(".")[-2]
             if module.endswith("norm"):
@@ -243,7 +243,7 @@ class Model(nn.Module):
         """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
-        The loss is the mean cross-entropy in nats per token, in training mode plus z_loss * mean(logsumexp(logits)^2).
+        The loss is the mean cross-entropy in nats per token; training adds z_loss * mean(logsumexp(logits)^2).
         With targets the logits carry no gradient. ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
@@ -272,18 +272,18 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
+        return logits.detach(), loss                # detached: only the loss sends a gradient to the logits
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
         """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest token; top_k keeps the k likeliest (None or 0: all); ids from n_vocab on are
-        never taken. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
+        temperature 0 takes the likeliest token; top_k samples among the k likeliest (None or 0: all), n_vocab among the
+        ids below it. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
         """
         (B, T), total = idx.shape, idx.size(1) + max_new_tokens
         if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
-            raise ValueError(f"{T} + {max_new_tokens} tokens, of top_k {top_k}: 1 + 0 to max_len {self.config.max_len}")
+            raise ValueError(f"need 0 < prompt {T} <= {total} <= max_len {self.config.max_len}, and top_k {top_k} >= 0")
         cache, new = Cache(self, B, total), idx
         step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
         for t in range(T, total):
@@ -297,7 +297,7 @@ class Model(nn.Module):
         return idx
 
 
-if __name__ == "__main__":                      # its size, and one training step on random tokens
+if __name__ == "__main__":                      # prints its size and the loss after one training step on random tokens
     model = Model(Config(vocab_size=256, n_layer=4, n_head=4, d_model=128))
     optimizer, idx = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(256, (4, 65))
     model(idx[:, :-1], idx[:, 1:])[1].backward()

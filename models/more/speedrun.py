@@ -1,22 +1,22 @@
 """Speed-run shortcuts: value embeddings, scalars on residual and embedding, U-net or back-out skips.
 
-Three ideas from the records of github.com/KellerJordan/modded-nanogpt, which github.com/karpathy/nanochat took up.
+Three ideas from the records of github.com/KellerJordan/modded-nanogpt, which github.com/karpathy/nanochat adopted.
 No paper has all of them; value embeddings grew out of the value residual, arXiv:2410.17897. With X_0 the embedding and
 X_i the output of block i = 1 .. L:
-    value_embed     every other block, the last included, has a table (V, K D), from which a token brings more values:
+    value_embed     every other block, the last included, has a table (V, K D), where each token looks up more values:
                     v <- v + 2 sigmoid( value_gate(norm(x)[:12]) ) value_embed[idx],    a gate per token and KV head
     lambdas         block i reads  resid_i x + x0_i X_0  instead of x
     skip=unet       before that, the later half adds the output of the opposite block:  x <- x + skips_i X_{L+1-i}
     skip=backout    the head reads  X_L - backout X_{L//2+1},  without what served only the later blocks
-modded-nanogpt has the scalars since record 9, U-net since 11, value embeddings since 14, back-out since 40, the gate
+modded-nanogpt uses the scalars since record 9, U-net since 11, value embeddings since 14, back-out since 40, the gate
 since 55. nanochat has all but the U-net.
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.__init__, Attention.forward, Block.forward, Model.__init__,
     Model.init_weights, Model.forward
 Equal to gpt.py when: resid = 1 and x0 = 0, as at the start, and tables, skips and backout are zero.
 Optimizer: tables go to AdamW at adamw_lr, the scalars to AdamW at mix_lr, the gates to Muon.
-The records and nanochat normalise the embedding and X_0 with it. Here X_0 is gpt.py's embedding. Which blocks have a
-table is nanochat's choice, the gate is record 55's, and the scalars start as in record 9, skips at 1, backout at
+The records and nanochat normalise the embedding and therefore X_0; here X_0 is gpt.py's embedding. Tables are in the
+same blocks as in nanochat, and the gate is record 55's. The scalars start as in record 9, skips at 1, and backout at
 nanochat's 0.2.
 """
 import math
@@ -39,10 +39,10 @@ class Config:
     rope_theta: float = 10000.0     # base of the rotary frequencies
     norm_eps: float = 1e-6          # added to the mean square in every RMSNorm
     tie_embeddings: bool = False    # head and embedding share one matrix
-    z_loss: float = 0.0             # weight of mean(logsumexp(logits)^2), in training only
+    z_loss: float = 0.0             # weight of the penalty mean(logsumexp(logits)^2), in training only
     qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
-    gate: str = "none"              # gated attention: none | elementwise | headwise
-    zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02) as all others
+    gate: str = "none"              # gated attention: none | elementwise | headwise (one gate per head)
+    zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02), as all others
     value_embed: bool = True        # every other block has a table of values, one row per token id
     lambdas: bool = True            # block i reads resid_i x + x0_i X_0, X_0 being the embedding
     skip: str = "unet"              # none | unet: later blocks add earlier ones | backout: the head subtracts one
@@ -87,13 +87,13 @@ def apply_rope(x, cos, sin):
 
 
 def compute_dtype(weight):
-    """The dtype of products with this weight: autocast's where that is on, else the weight's."""
+    """The dtype in which this weight is multiplied: autocast's if autocast is on, else the weight's own."""
     kind = weight.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 class Cache:
-    """Keys and values of every layer, (B, K, max_len, D) each; Model.forward advances `pos` (), the tokens held."""
+    """Keys and values of every layer, (B, K, max_len, D) each; `pos` () counts the tokens held."""
 
     def __init__(self, model, batch_size, max_len):
         c, like = model.config, model.embed.weight
@@ -103,7 +103,7 @@ class Cache:
         self.pos = torch.zeros((), dtype=torch.long, device=like.device)
 
     def append(self, layer, k, v):
-        """Stores k, v (B, K, T, D) of the new tokens; returns all keys, values, and their causal mask (T, max_len)."""
+        """Stores k, v (B, K, T, D) of the new tokens; returns all keys and values, and the causal mask (T, max_len)."""
         at = self.pos + torch.arange(k.size(2), device=k.device)                     # (T,)
         self.k[layer].index_copy_(2, at, k.type_as(self.k[layer]))
         self.v[layer].index_copy_(2, at, v.type_as(self.v[layer]))
@@ -112,7 +112,7 @@ class Cache:
 
 
 def attend(q, k, v, layer, cache):
-    """Causal attention of q (B, T, H, D) over k, v (B, T, K, D), and over what the cache holds -> (B, T, H, D)."""
+    """Causal attention of q (B, T, H, D) over the cache and over k, v (B, T, K, D) -> (B, T, H, D)."""
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, H or K, T, D)
     gqa = q.size(1) != k.size(1)
     if cache is None:
@@ -202,7 +202,7 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        """Sets every parameter by the name of the module it is in; a name it does not know is an error."""
+        """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
             module = f".{name}".split(".")[-2]
             if name in ("resid", "x0", "skips", "backout"):
@@ -222,7 +222,7 @@ class Model(nn.Module):
         """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.
 
         idx, targets: int64 (B, T); targets of -1 are ignored. cache: a Cache that holds what came before idx.
-        The loss is the mean cross-entropy in nats per token, in training mode plus z_loss * mean(logsumexp(logits)^2).
+        The loss is the mean cross-entropy in nats per token; training adds z_loss * mean(logsumexp(logits)^2).
         With targets the logits carry no gradient. ValueError if T exceeds max_len.
         """
         rope = self.rope(idx.size(1), cache)
@@ -259,18 +259,18 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss        # detached, so that backward makes one gradient of the logits, the loss's
+        return logits.detach(), loss                # detached: only the loss sends a gradient to the logits
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
         """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest token; top_k keeps the k likeliest (None or 0: all); ids from n_vocab on are
-        never taken. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
+        temperature 0 takes the likeliest token; top_k samples among the k likeliest (None or 0: all), n_vocab among the
+        ids below it. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
         """
         (B, T), total = idx.shape, idx.size(1) + max_new_tokens
         if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
-            raise ValueError(f"{T} + {max_new_tokens} tokens, of top_k {top_k}: 1 + 0 to max_len {self.config.max_len}")
+            raise ValueError(f"need 0 < prompt {T} <= {total} <= max_len {self.config.max_len}, and top_k {top_k} >= 0")
         cache, new = Cache(self, B, total), idx
         step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
         for t in range(T, total):
@@ -284,7 +284,7 @@ class Model(nn.Module):
         return idx
 
 
-if __name__ == "__main__":                      # its size, and one training step on random tokens
+if __name__ == "__main__":                      # prints its size and the loss after one training step on random tokens
     model = Model(Config(vocab_size=256, n_layer=4, n_head=4, d_model=128))
     optimizer, idx = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(256, (4, 65))
     model(idx[:, :-1], idx[:, 1:])[1].backward()
