@@ -51,15 +51,14 @@ def main():
     head = ["model", "parent", "lines changed", "lines", "parameters", "more parameters", "more FLOPs"]
     (HERE / "sizes.md").write_text(f"{TEXT}{markdown(head, [row(name) for name in models.names()])}\n")
     readme = HERE.parent / "README.md"
-    lines = readme.read_text().splitlines()
+    lines, gate = readme.read_text().splitlines(), {"gate": "elementwise"}
     for i, line in enumerate(lines):                # | `name` | paper | idea | lines | parameters | ... or without them
         cells = line.split("|")
-        if name := re.fullmatch(r" `(\w+)` ", "".join(cells[1:2])):
-            sizes = row(name[1])
-            cells[4] = f" {sizes[2]} "
+        if name := re.fullmatch(r" `(\w+)( --gate elementwise)?` ", "".join(cells[1:2])):
+            cells[4] = f" {changed(name[1])} "
             if len(cells) > 6:
-                n, more = (int(cell.replace(",", "")) for cell in sizes[4:6])
-                cells[5] = f" {more / (n - more):+.1%} "
+                n, n0 = (sizes(*each)[1] for each in ((name[1], gate if name[2] else {}), ("gpt", {})))
+                cells[5] = f" {n / n0 - 1:+.1%} "
             lines[i] = "|".join(cells)
     readme.write_text("\n".join(lines) + "\n")
 
