@@ -1,4 +1,4 @@
-"""What the scripts share, and for a notebook
+"""The code that the scripts share. In a notebook:
 
     model, tokenizer, config = nanodepth.load("runs/gpt-tiny")
 """
@@ -8,12 +8,12 @@ from pathlib import Path
 for _name in ("models", "probes"):
     _here = list(import_module(_name).__path__)[0]
     if Path(_here).resolve().parent != Path(__file__).resolve().parent.parent:
-        raise ImportError(f"{_here} hides the package {_name} that nanodepth needs: rename it, or start elsewhere")
+        raise ImportError(f"{_here} hides the package {_name} that nanodepth needs: rename it, or use another folder")
 
 
 def load(run_dir, device="cpu"):
     """(model in eval mode, tokenizer, config of the run) from a run folder. UserError if it cannot be used."""
-    from nanodepth import cli, runs, tokenizers     # here: its modules import this one first
+    from nanodepth import cli, runs, tokenizers     # not above: these modules import this one first
     run_dir = cli.run_folder(run_dir)
     model, config = runs.load(run_dir, device)
     return model, tokenizers.run_tokenizer(run_dir, config), config

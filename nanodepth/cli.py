@@ -1,4 +1,4 @@
-"""The command line: from its words to the fields of dataclasses, and what a user gets wrong on the way, in one line."""
+"""The command line: turns its arguments into fields of dataclasses, and reports each mistake in one line."""
 import argparse
 import difflib
 import errno
@@ -15,7 +15,7 @@ from pathlib import Path
 import models
 from models import UserError, user_errors  # noqa: F401
 
-ROOT = Path(__file__).resolve().parent.parent                   # of the repository
+ROOT = Path(__file__).resolve().parent.parent                   # the repository
 ELSEWHERE = {  # what other code bases call our flags
     "muon_lr --adamw_lr": "lr learning_rate max_lr", "d_model": "n_embd hidden_size dim model_dim",
     "d_model --n_head": "head_dim d_head", "n_layer": "num_hidden_layers num_layers n_layers depth",
@@ -33,9 +33,9 @@ ELSEWHERE = {  # what other code bases call our flags
     "prompt": "start", "n": "num_samples num_return_sequences", "max_new_tokens": "max_tokens max_length length"}
 
 
-def run_script(script, main, memory="take a smaller model, or fewer tokens at a time"):
-    """Ends the process with the exit code of main(words of the command line). memory: what to do if that is short."""
-    for stream in (sys.stdout, sys.stderr):                     # what the terminal's encoding lacks ends no run
+def run_script(script, main, memory="use a smaller model, or fewer tokens at a time"):
+    """Exits with the code that main(arguments) returns. memory: advice for the user if memory runs out."""
+    for stream in (sys.stdout, sys.stderr):                     # escapes characters that the terminal lacks
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -45,13 +45,13 @@ def run_script(script, main, memory="take a smaller model, or fewer tokens at a 
             sys.exit(exit_code(script, e, memory))
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:                                     # `| head` has seen enough: no word, as if killed by it
+    except BrokenPipeError:                                     # `| head` closed the pipe: exit as SIGPIPE would
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
 
 
 def exit_code(script, error, memory=""):
-    """The exit code after an error: what the user can put right is one line on stderr; a bug is raised again."""
+    """The exit code for an error. One that the user can fix becomes one line on stderr; a bug is raised again."""
     if isinstance(error, KeyboardInterrupt):
         return 130
     known = error if isinstance(error, UserError) else of_the_machine(error, memory)
@@ -63,14 +63,14 @@ def exit_code(script, error, memory=""):
 
 
 def of_the_machine(error, memory):
-    """The UserError for an error of the machine: memory, disk, files, packages, other processes. None for others."""
+    """The UserError for an error of memory, disk, files, packages or other processes; None for any other error."""
     text, full = str(error), (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     disk = next((e for e in (error, error.__context__) if getattr(e, "errno", None) in full), None)
     if out_of_memory(error):
         return UserError(f"out of memory: {memory}")
     if disk:
-        return UserError(f"{disk.strerror}: stopped; free some space and start it again, train.py with --resume if "
-                         "there is a checkpoint", code=1)
+        return UserError(f"{disk.strerror}: stopped; free some space and run it again (train.py: with --resume if "
+                         "there is a checkpoint)", code=1)
     if isinstance(error, OSError) and error.filename:
         return UserError(f"{error.filename2 or error.filename}: {error.strerror}")
     if isinstance(error, ModuleNotFoundError):
@@ -78,8 +78,8 @@ def of_the_machine(error, memory):
     if type(error).__name__.startswith("Dist") or "/gloo/" in text:         # torch.distributed's errors
         return UserError(f"another rank is gone: stopped; go on with --resume ({one_line(error)})", code=1)
     if cut_off := re.search(r"(\S+\.so): file too short", text):
-        return UserError(f"{cut_off[1]}, made by the compiler, is cut off, since a compilation was killed: delete it "
-                         "and start again")
+        return UserError(f"{cut_off[1]} is cut off, because the compiler was killed while it wrote this file: delete "
+                         "it and run again")
     if "does not have a deterministic implementation" in text:
         return UserError(f"{text.split(',')[0]}: leave out --deterministic")
 
@@ -90,44 +90,44 @@ def out_of_memory(error):
 
 
 def one_line(error):
-    """The first line of an exception's message, with the second where the first only introduces it."""
+    """The first line of an exception's message, and the second if the first ends with a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[0] if len(lines) == 1 or not lines[0].endswith(":") else f"{lines[0]} {lines[1]}"
 
 
 def escaped(message):
-    """A message in which line breaks, of a file's name for instance, do not break the line."""
+    """The message on one line: escapes line breaks, as in the name of a file."""
     return str(message).replace("\n", "\\n").replace("\r", "\\r")
 
 
 def shell(script, *words):
-    """The command line that runs one of the scripts with these words; train.py under torchrun if this program is."""
+    """The command that runs a script with these arguments; train.py under torchrun if this process is."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1") if script == "train.py" else "1"
     start = ["python"] if ranks == "1" else ["torchrun", "--standalone", "--nproc_per_node", ranks]
     return shlex.join([*start, script, *map(str, words)])
 
 
 def find(path, *places):
-    """The path if it exists, else the first place / path that does, the repository last; the path if none does."""
+    """The first that exists: path, place / path for each place, path in the repository. If none does, the path."""
     found = (Path(place) / path for place in ("", *places, ROOT))
-    return next((p for p in found if os.path.exists(p)), Path(path))        # Path's raises for a long name
+    return next((p for p in found if os.path.exists(p)), Path(path))        # Path.exists() raises for a long name
 
 
 def run_folder(path):
-    """The run folder that a path means: itself, here or below the repository; of a ckpt.pt the folder it is in."""
+    """The run folder at a path from here or from the repository. For a ckpt.pt, the folder that holds it."""
     path = find(os.path.expanduser(path))
     return str(path.parent if path.name == "ckpt.pt" and path.is_file() else path)
 
 
 def out_file(path):
-    """The Path of a file to write after the work; a mistake in the flags where there cannot be one."""
+    """The Path of an output file. ArgumentTypeError now, before the work, if it cannot be written."""
     if Path(path).is_dir() or not Path(path).resolve().parent.is_dir():
         raise argparse.ArgumentTypeError(f"{path} cannot be written: it is a folder, or its folder does not exist")
     return Path(path)
 
 
 class Parser(argparse.ArgumentParser):
-    """A mistake in the flags is one line and exit code 2; a flag that does not exist is answered with the nearest."""
+    """Reports a mistake in the flags in one line, with exit code 2. For an unknown flag it suggests the nearest."""
 
     def __init__(self, prog=None, **settings):
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -147,7 +147,7 @@ class Parser(argparse.ArgumentParser):
 
     @staticmethod
     def hint(unknown, flags):
-        """What to do about a word that is no argument. flags: those that exist."""
+        """Advice about an unknown argument. flags: those that exist."""
         known, asked = [flag[2:] for flag in flags if flag[:2] == "--"], unknown.split("=")[0].lstrip("-")
         ours = next((names.split(" --") for names, words in ELSEWHERE.items()
                      if asked.replace("-", "_") in words.split()), [])
@@ -156,7 +156,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_options(parser, title, cls, defaults):
-    """One flag per field of the dataclass `cls`; the comment behind the field is its help.
+    """Adds one flag per field of the dataclass `cls`. The comment after a field is the help of its flag.
 
     Flags that are not given are missing from the parsed namespace. defaults: shown instead of the fields' own. A bool
     is --x, --x true, --x=false or --no-x.
@@ -176,7 +176,7 @@ def add_options(parser, title, cls, defaults):
 
 
 def reader(hint):
-    """A function that makes a value of this type, perhaps | None, of a word; ValueError if it is none."""
+    """A function that turns a word into a value of this type (or type | None). ValueError if it cannot."""
     kind, = models.kinds(hint)
 
     def read(word):
@@ -191,20 +191,20 @@ def reader(hint):
 
 
 def pick(cls, values):
-    """Those of `values` that are fields of the dataclass `cls`. UserError if one is not of its field's type."""
+    """The items of `values` that are fields of the dataclass `cls`. UserError if one has the wrong type."""
     picked = {f.name: values[f.name] for f in fields(cls) if f.name in values}
     models.check_types(cls, picked)
     return picked
 
 
 def parse_spec(spec):
-    """"name:option=value:..." -> (name, {option: value}). UserError if there is no such model or option."""
+    """"name:option=value:..." -> (name, {option: value}). UserError for an unknown model or option."""
     name, *words = spec.split(":")
     types, options = typing.get_type_hints(models.module(name).Config), {}
     for word in words:
         key, equals, value = word.partition("=")
         if key not in types or not equals:
-            raise UserError(f"{spec}: {name} has no option {word!r} (option=value)")
+            raise UserError(f"{spec}: {name} has no option {word!r}: write option=value")
         try:
             options[key] = reader(types[key])(value)
         except ValueError:
@@ -213,5 +213,5 @@ def parse_spec(spec):
 
 
 def same_shape(Config, base, asked):
-    """{field: value} of another model's Config `base`: as asked for, or else Config's default if it has the field."""
+    """{field: value} for `base`, another model's Config: the value asked for, else Config's default, else base's."""
     return {f.name: asked.get(f.name, getattr(Config, f.name, f.default)) for f in fields(base)}

@@ -1,4 +1,4 @@
-"""From the logs of runs to systems, intervals and tables. Runs of one system that differ in their seed are averaged."""
+"""Groups runs into systems, and compares the systems' losses. The runs of one system differ only in their seed."""
 import json
 import math
 from itertools import pairwise
@@ -23,15 +23,15 @@ RECIPE = ("preset", "init_from", "max_steps", "batch_tokens", "optimizer", "muon
 def read_log(run):
     """{"run", "config", "seed", "train": rows, "val": rows} of a run folder, from its config.json and log.jsonl.
 
-    A loss that was not finite, null in the log, is nan. UserError for another folder, or a run with fewer than two
-    validations.
+    A loss that was not finite is null in the log and nan here. UserError for a folder that is not a run, and for a run
+    with fewer than two validations.
     """
     try:
         config = json.loads((Path(run) / "config.json").read_text(encoding="utf-8"))
         found = {"run": str(run), "config": config, "seed": config["options"]["seed"]}
         validated_on(found)
     except (OSError, ValueError, KeyError, TypeError) as e:
-        raise UserError(f"{run} is not the folder of a run with a good config.json: {one_line(e)}") from None
+        raise UserError(f"{run} is not the folder of a run with a readable config.json: {one_line(e)}") from None
     rows = log_rows(Path(run) / "log.jsonl", math.inf)
     found["train"] = [row for row in rows if row["kind"] == "train"]
     found["val"] = [{**row, "loss": math.nan if row["loss"] is None else row["loss"]}
@@ -42,7 +42,7 @@ def read_log(run):
 
 
 def validated_on(run):
-    """What its losses are means over, in words: data, length of a sequence, tokens of a validation and of the last."""
+    """What a run's losses are measured on, in words: tokens (also of the last validation), sequence length, data."""
     data, options = run["config"]["data"], run["config"]["options"]
     tokens, final = options["eval_tokens"], options.get("final_eval_tokens") or options["eval_tokens"]
     return (f"{tokens:,} tokens" + (f" ({final:,} at the end)" if final != tokens else "")
@@ -50,10 +50,10 @@ def validated_on(run):
 
 
 def systems(runs):
-    """{name: its runs}, a run for each seed: where there are several, the newest.
+    """{name: its runs}, one run per seed: the newest if there are several.
 
-    The name is config["system"], without the options that all systems share. Where runs of one system differ in their
-    RECIPE, they are several systems, named by the difference.
+    The name is config["system"], without the options that all systems share. Runs of one system that differ in their
+    RECIPE become several systems, with the difference in their names.
     """
     kinds = {}
     for run in runs:                                                # an older run has no "system"
@@ -76,9 +76,9 @@ def written(run):
 
 
 def find_baseline(groups):
-    """The system that the others are compared with: one of the registry's first model, else any.
+    """The name of the baseline: a system of the registry's first model, gpt, or any system if gpt is missing.
 
-    Of several the one that ends after as many tokens as most systems do, with the fewest options in its name.
+    Of several, the one that ends after as many tokens as most systems do, with the fewest options in its name.
     """
     plain = [name for name in groups if name.split()[0] == models.names()[0]]
     ends = [end(some)[0] for some in groups.values()]
@@ -91,7 +91,7 @@ def find_baseline(groups):
 def curve(some):
     """[(tokens, mean loss over the seeds)] at the validations that all seeds have.
 
-    The last one of a run with final_eval_tokens is no point of it: that loss is of other tokens.
+    Leaves out the last validation of a run with final_eval_tokens, which scores other tokens.
     """
     usual = mode(row.get("eval_tokens") for run in some for row in run["val"])
     at = [{row["tokens"]: row["loss"] for row in run["val"] if row.get("eval_tokens") == usual} for run in some]
@@ -107,7 +107,7 @@ def end(some):
 
 
 def crossing(points, level):
-    """Where a curve [(x, y)] first comes down to a level, on straight lines between its points; None if it does not."""
+    """The x where a curve [(x, y)] first falls to a level, with straight lines between its points; None if nowhere."""
     for (x0, y0), (x1, y1) in pairwise(points):
         if y1 <= level < y0:
             return x0 + (x1 - x0) * (y0 - level) / (y0 - y1)
@@ -115,21 +115,21 @@ def crossing(points, level):
 
 
 def gaps(some, base, tokens):
-    """Losses after so many tokens, minus those of the run in `base` with the same seed, hence the same batches."""
+    """Losses after `tokens` tokens, minus those of the run in `base` with the same seed and so the same batches."""
     at = [{run["seed"]: row["loss"] for run in group for row in run["val"] if row["tokens"] == tokens}
           for group in (some, base)]
     return [at[0][seed] - at[1][seed] for seed in at[0] if seed in at[1]]
 
 
 def interval(values):
-    """(mean, half of its 95% interval by Student's t) of a sample; None for what it is too small for."""
+    """(mean, half-width of its 95% interval by Student's t) of a sample; None where the sample is too small."""
     if len(values) < 2:
         return (values[0] if values else None), None
     return mean(values), t95(len(values) - 1) * deviation(values) / math.sqrt(len(values))
 
 
 def deviation(values):
-    """Standard deviation; nan where a value is not finite, on which statistics.stdev fails."""
+    """Standard deviation; nan if a value is not finite, for which statistics.stdev fails."""
     return stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
@@ -139,10 +139,10 @@ def t95(degrees):
 
 
 def tokens_needed(ends, loss):
-    """Tokens that a baseline needs to end with this loss; None outside of what was measured.
+    """How many tokens a baseline needs to end with this loss; None outside of the measured lengths.
 
-    ends: [(tokens, final loss)] of baseline runs of several lengths, each with a whole schedule of its own. Between
-    two lengths the loss is a straight line over log(tokens); the first crossing counts.
+    ends: [(tokens, final loss)] of baseline runs of several lengths, each with a complete schedule. Between two lengths
+    the loss is linear in log(tokens). If it crosses several times, the first counts.
     """
     points = [(math.log(tokens), y) for tokens, y in sorted(ends) if math.isfinite(y)]
     if points and points[0][1] == loss:
@@ -155,9 +155,9 @@ def tokens_needed(ends, loss):
 
 
 def summarise(groups, baseline):
-    """{name: row of the table} of systems(), the baseline first; as of the last validation that all seeds have."""
+    """{name: row of the table} for systems(), the baseline first, at the last validation that all seeds have."""
     rows, level = {}, end(groups[baseline])
-    on_curve = level == curve(groups[baseline])[-1]             # else its last loss is of other tokens than the curves
+    on_curve = level == curve(groups[baseline])[-1]             # else the baseline's last loss scores other tokens
     for name, some in {baseline: groups[baseline], **groups}.items():
         points, (tokens, loss) = curve(some), end(some)
         ends = [row["loss"] for run in some for row in run["val"] if row["tokens"] == tokens]

@@ -1,7 +1,7 @@
 """Data: token shards, the folders they are in, and the batches of a training step.
 
 A data folder holds shards `train_000000.bin ...`, `val_000000.bin ...`, `meta.json` (tokenizer, counts, sha256 of each
-shard, source) and `token_bytes.npy`. A shard is a header of 256 int32 and then uint16 tokens, all little-endian (the
+shard, source) and `token_bytes.npy`. A shard is a header of 256 int32, then uint16 tokens, all little-endian (the
 format of llm.c and modded-nanogpt). Each document starts with the end-of-text token.
 """
 import hashlib
@@ -23,7 +23,7 @@ MAX_VOCAB = 2**16                       # tokens are uint16
 
 
 def read_shard(path) -> np.memmap:
-    """The tokens of a shard, uint16 (n_tokens,), mapped rather than read. UserError unless the file is complete."""
+    """The tokens of a shard, uint16 (n_tokens,), memory-mapped. UserError unless the file is complete."""
     with open(path, "rb") as f:
         start, size = f.read(4 * HEADER), os.fstat(f.fileno()).st_size
     magic, version, n = np.frombuffer(start.ljust(12, b"\0")[:12], "<i4").tolist()
@@ -37,18 +37,18 @@ def read_shard(path) -> np.memmap:
 
 
 def split_of(name):
-    """`train` or `val`, whichever is a word of a shard's file name, or None."""
+    """`train` or `val` if that is a word in a shard's file name, else None."""
     found = re.search(r"(?<![a-z])(train|val)(?![a-z]).*\.bin$", name)
     return found and found[1]
 
 
 class Data:
-    """A folder of shards, memory-mapped. Without meta.json the shards are taken for public ones with GPT-2 tokens.
+    """A folder of shards, memory-mapped. Without a meta.json, the shards count as public ones with GPT-2 tokens.
 
     Attributes: path, meta (dict), tokenizer (for load_tokenizer), vocab_size, n_train and n_val (tokens), token_bytes,
-    fingerprint (hex; changes with the data). With meta.json its list of shards is the data, and must be what the folder
-    has. UserError for a missing or unfinished folder, a missing, foreign or truncated shard, and for token ids beyond
-    the vocabulary in the `checked` splits, which are read once for it.
+    fingerprint (hex; changes with the data). If there is a meta.json, the folder must have exactly the shards that it
+    lists. UserError for a missing or unfinished folder, a missing, unlisted or truncated shard, and for token ids
+    beyond the vocabulary. To check the ids, the `checked` splits are read once.
     """
 
     def __init__(self, path, checked=("train", "val")):
@@ -56,17 +56,17 @@ class Data:
         if not os.path.isdir(path):
             what = "a file, and not a" if os.path.exists(path) else "no such"
             raise UserError(f"{path}: {what} data folder: make it with python data_prep.py (stdlib, fineweb-edu or "
-                            "text), or name another place with --data")
+                            "text), or name another folder with --data")
         self.read_meta()
         recorded = self.meta.get("shards")
         found = sorted(p.name for p in path.iterdir() if split_of(p.name))
         if recorded is None and list(path.glob("*.part")):
             raise UserError(f"{path}: unfinished download: run python data_prep.py fineweb-edu again, "
-                            "it goes on where it stopped")
+                            "it continues where it stopped")
         if recorded is not None and (different := sorted(set(recorded) ^ set(found))):
             here, there = ("meta.json", "the folder") if different[0] in recorded else ("the folder", "meta.json")
             raise UserError(f"{path}/{different[0]}: is in {here} but not in {there}: "
-                            "restore what was prepared, or prepare the folder again")
+                            "restore the original files, or prepare the folder again")
         digest = hashlib.sha256()
         self.shards = {"train": [], "val": []}                                          # uint16 (n_tokens,) each
         for name in found:
@@ -88,7 +88,7 @@ class Data:
         self.fingerprint = digest.hexdigest()[:16]
 
     def read_meta(self):
-        """Sets meta, tokenizer and vocab_size from meta.json, or GPT-2's without one."""
+        """Sets meta, tokenizer and vocab_size from meta.json, or to GPT-2's without one."""
         file = self.path / "meta.json"
         try:
             public = {"tokenizer": "gpt2", "vocab_size": 50257, "shards": {}}
@@ -97,13 +97,13 @@ class Data:
             self.tokenizer, self.vocab_size, shards = here["tokenizer"], here["vocab_size"], here["shards"]
             if not (type(self.tokenizer) is str and type(self.vocab_size) is int and 0 < self.vocab_size <= MAX_VOCAB
                     and all(split_of(name) and type(x["tokens"]) is int and x["sha256"] for name, x in shards.items())):
-                raise ValueError("it is not as data_prep.py writes it")
+                raise ValueError("data_prep.py did not write this")
         except (ValueError, AttributeError, TypeError, KeyError) as e:
             raise UserError(f"{file}: broken ({type(e).__name__}: {e}): prepare the folder again") from None
         if self.tokenizer not in ("gpt2", "byte"):
             ranks = self.path / Path(self.tokenizer).name
             if not ranks.is_file():
-                raise UserError(f"{file}: its tokenizer {self.tokenizer!r} is no file of the folder: "
+                raise UserError(f"{file}: its tokenizer {self.tokenizer!r} is not a file in the folder: "
                                 "prepare the folder again")
             self.tokenizer = str(ranks)
 
@@ -116,11 +116,11 @@ class Data:
         if tokens.max() >= self.vocab_size:
             at = int(np.argmax(tokens >= self.vocab_size))
             raise UserError(f"{self.path / name}: token id {tokens[at]} at position {at:,} is beyond the vocabulary "
-                            f"of {self.vocab_size:,} ({self.tokenizer}): it is of another tokenizer")
+                            f"of {self.vocab_size:,} ({self.tokenizer}): another tokenizer made it")
 
     @cached_property
     def token_bytes(self):
-        """int64 (vocab_size,): bytes of text per token id, or None where the tokenizer cannot be loaded."""
+        """int64 (vocab_size,): bytes of text per token id, or None if the tokenizer cannot be loaded."""
         file = self.path / "token_bytes.npy"
         try:
             if file.exists():
@@ -133,12 +133,12 @@ class Data:
         except UserError:
             return None
         except Exception:                                                  # numpy raises many kinds for a broken header
-            raise UserError(f"{file}: not the lengths of {self.vocab_size:,} tokens: delete it, it is made again from "
-                            "the tokenizer") from None
+            raise UserError(f"{file}: not the lengths of {self.vocab_size:,} tokens: delete it, then it is made again "
+                            "from the tokenizer") from None
         return widths.astype(np.int64)
 
     def n_windows(self, seq_len: int) -> int:
-        """Windows in the train split: side by side in each shard, seq_len inputs and one more for the last target."""
+        """Number of train windows. They lie side by side in each shard; one more token is the target of the last."""
         n = sum((len(tokens) - 1) // seq_len for tokens in self.shards["train"])
         if n == 0:
             raise UserError(f"{self.path}: no train shard is longer than --seq_len {seq_len} (the split has "
@@ -149,7 +149,7 @@ class Data:
         """Rows start ... stop of the batch_size sequences of `step`: idx and targets, int64 (stop - start, seq_len).
 
         On the CPU; a pure function of the data and the arguments. Row `row` of step `step` is sequence
-        step * batch_size + row of an endless series of epochs, each of which visits all windows once, in its own order.
+        step * batch_size + row of an endless series of epochs. Each epoch visits all windows once, in its own order.
         """
         n = self.n_windows(seq_len)
         first = np.cumsum([0] + [(len(t) - 1) // seq_len for t in self.shards["train"]])    # first window of each shard
@@ -165,7 +165,7 @@ class Data:
 
     def val_batches(self, n_tokens, batch_size: int, seq_len: int):
         """Yields idx and targets, int64 (batch_size, seq_len): the first n_tokens targets of the validation split, each
-        once, in order (None, or more than there are: all). Windows do not cross shards; padding has idx 0, target -1.
+        once, in order (None or too many: all). Windows stay within a shard. Padding has idx 0, target -1.
         """
         left = sum(len(tokens) - 1 for tokens in self.shards["val"])
         left = left if n_tokens is None else min(left, n_tokens)
@@ -185,19 +185,19 @@ class Data:
                     idx, targets, row = np.zeros_like(idx), np.full_like(targets, -1), 0
 
 
-@lru_cache(maxsize=2)                                                                # a batch may begin the next epoch
+@lru_cache(maxsize=2)                                                       # 2: a batch may reach into the next epoch
 def window_order(seed, epoch, n):
-    """A random order of n windows, by the raw bits of a generator: the same in every version of numpy."""
+    """A random order of n windows, from a generator's raw bits, so it is the same in every version of numpy."""
     return np.argsort(np.random.PCG64([seed % 2**64, epoch]).random_raw(n), kind="stable")
 
 
 class Batches:
     """How the batch of each optimizer step is split over ranks and micro-steps; only memory and speed depend on it.
 
-    n_seq: sequences in a step; micro: in one forward pass of one rank; n_micro: such passes of a rank in a step.
+    n_seq: sequences per step; micro: sequences per forward pass of one rank; n_micro: forward passes per step and rank.
     Without --micro_batch a pass has up to 32,768 tokens, or the model's micro_tokens, halved until parameters x tokens
-    are at most 2^44: 32,768 up to 0.5B parameters, 8,192 up to 2.1B. UserError for numbers that do not divide, and for
-    a tokenizer that cannot be had where samples need it.
+    are at most 2^44: 32,768 up to 0.5B parameters, 8,192 up to 2.1B. UserError for numbers that do not divide, and if
+    samples need a tokenizer that cannot be loaded.
     """
 
     def __init__(self, data, options, ranks, model):
@@ -217,7 +217,7 @@ class Batches:
                             "that a rank has per step")
         self.n_micro = self.per_rank // self.micro
         self.token_bytes = data.token_bytes
-        if options.sample_every:                                            # now, and not in the middle of a run
+        if options.sample_every:                                            # fail now, not in the middle of a run
             from nanodepth.tokenizers import load_tokenizer
             self.tokenizer = load_tokenizer(data.tokenizer)
         self.n_epochs = options.max_steps * self.n_seq / data.n_windows(options.seq_len)
@@ -231,26 +231,26 @@ class Batches:
             yield (t.to(device, non_blocking=True) for t in pinned)
 
     def val(self, n_tokens):
-        """The batches of the first n_tokens of the validation split that this rank scores."""
+        """This rank's batches of the first n_tokens of the validation split."""
         batches = self.data.val_batches(n_tokens, self.micro, self.options.seq_len)
         return islice(batches, self.ranks.rank, None, self.ranks.world)
 
     def sample(self):
-        """A few sequences of the validation split to look at the model with: idx (up to 4, seq_len), on the device."""
+        """A few validation sequences, for the model's stats: idx (up to 4, seq_len), on the device."""
         batches = self.data.val_batches(None, min(self.micro, 4), self.options.seq_len)
         return next(batches)[0].to(self.ranks.device)
 
 
 def find_folder(name, *places):
-    """The data folder that is meant: a path or a name under data/, here, below the places or in the repository."""
+    """The data folder `name`: a path, or a name under data/, relative to here, to the places or to the repository."""
     name = os.path.expanduser(name)
     found = [find(at, *places) for at in (Path(name), Path("data") / name)]
     found = sorted((path for path in found if os.path.isdir(path)), key=lambda path: not any(path.glob("*.bin")))
-    return next(iter(found), Path("." if os.path.exists(name) else "data") / name)      # a folder of texts comes last
+    return next(iter(found), Path("." if os.path.exists(name) else "data") / name)      # one without shards comes last
 
 
 def trained_folder(run, trained):
-    """The folder of a run's data: as recorded, from here, the run's place or the repository, else the absolute path."""
+    """A run's data folder: the recorded path from here, the run's parents or the repository, else the absolute path."""
     folder = find_folder(trained["path"], *Path(run).resolve().parents)
     return folder if folder.is_dir() else Path(trained.get("absolute", folder))
 
@@ -258,7 +258,7 @@ def trained_folder(run, trained):
 def run_data(run, config, name=None) -> Data:
     """The data folder `name`, or else the data that the run folder with this config was trained on.
 
-    UserError if they are not there, not the same any more, or not in the tokens of the run.
+    UserError if the data are missing, have changed, or have other tokens than the run.
     """
     trained = config["data"]
     if not name and not trained["path"]:
@@ -266,13 +266,13 @@ def run_data(run, config, name=None) -> Data:
     folder = find_folder(name, *Path(run).resolve().parents) if name else trained_folder(run, trained)
     data = Data(folder, checked=("val",))
     if not name and data.fingerprint != trained["fingerprint"]:
-        raise UserError(f"{trained['path']} is not what {run} was trained on any more: name the data with --data")
+        raise UserError(f"{trained['path']} is no longer the data that {run} was trained on: name those with --data")
     check_tokens(data, run, config)
     return data
 
 
 def check_tokens(data, run, config):
-    """UserError if the data are not in the tokens of the run folder with this config."""
+    """UserError if the data have other tokens than the run folder with this config."""
     own, other = Path(run) / "tokenizer.tiktoken", Path(data.tokenizer)               # files, unless it is gpt2 or byte
     same = data.tokenizer == config["tokenizer"]
     if own.exists() and other.is_file():

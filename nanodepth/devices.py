@@ -1,4 +1,4 @@
-"""Devices: which one, what it can do, how much it holds, and the processes that share the work."""
+"""The device of a run, what it can do, and the processes that share the work."""
 import os
 import platform
 import resource
@@ -18,7 +18,7 @@ def find_device(name="auto"):
     """The torch device `name`; "auto": cuda if there is one, else cpu. UserError if it cannot be used."""
     try:
         name = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
-        one = torch.zeros(1, device=name, dtype=torch.float64)              # of the sums of losses: not on "mps"
+        one = torch.zeros(1, device=name, dtype=torch.float64)              # losses are summed in it: not on "mps"
         one.item()                                                          # not on "meta"
         return one.device                                                   # cuda gets its index
     except (RuntimeError, AssertionError, TypeError) as e:
@@ -26,7 +26,7 @@ def find_device(name="auto"):
 
 
 def has_bf16(device):
-    """Whether the chip multiplies bf16 natively: there it is the faster choice, elsewhere it may be the slower one."""
+    """Whether the chip multiplies bf16 natively. If not, bf16 may be slower than fp32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     chip = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
@@ -34,9 +34,9 @@ def has_bf16(device):
 
 
 def choose_dtype(device, dtype):
-    """The dtype of a run, "bf16" or "fp32", for "auto" what suits the chip. With fp32, products on a GPU may be TF32.
+    """The dtype of a run, "bf16" or "fp32"; "auto" is bf16 if the chip supports it. With fp32, a GPU may use TF32.
 
-    With bf16 they may not: what a model computes in fp32 then wants the digits.
+    With bf16 it may not: what a model then still computes in fp32 needs the precision.
     """
     if dtype == "auto":
         dtype = "bf16" if has_bf16(device) else "fp32"
@@ -46,15 +46,15 @@ def choose_dtype(device, dtype):
 
 
 def autocast(device, dtype):
-    """The context of forward passes: bf16 over fp32 weights for the dtype "bf16", else nothing."""
+    """The context of forward passes: autocast over fp32 weights for the dtype "bf16", else nothing."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bf16")
 
 
 @torch.no_grad()
 def cast_weights(model, dtype):
-    """The model, for generation: under the dtype "bf16" its matrices become bf16 now, not again for every token.
+    """Returns the model, for generation: with dtype "bf16" its matrices are cast to bf16 once, not for every token.
 
-    Same logits as under autocast but for rounding where a model multiplies a matrix first. Not for training.
+    Logits are autocast's, except for rounding if a model multiplies a matrix first. Not for training.
     """
     if dtype == "bf16":
         for module in model.modules():
@@ -64,9 +64,9 @@ def cast_weights(model, dtype):
 
 
 def make_deterministic():
-    """From here on the same program gives the same bits, on a GPU too. To be called before anything uses the GPU.
+    """From now on the same program gives the same bits, also on a GPU. Call it before anything uses the GPU.
 
-    An operation that has no such form is a RuntimeError.
+    An operation that cannot do this raises RuntimeError.
     """
     import torch._inductor.config
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -78,13 +78,13 @@ def make_deterministic():
 def processor():
     """The name of the CPU."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []                  # of Linux
+    lines = info.read_text().splitlines() if info.exists() else []                  # only on Linux
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
 
 
 def peak_flops(device):
-    """Dense bf16 FLOP/s by the vendor's data sheet, or None for a chip that is not in the list."""
+    """Dense bf16 FLOP/s from the vendor's data sheet, or None for a chip that is not in the list."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     table = {"H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12,
              "RTX 4090": 165e12}
@@ -94,7 +94,7 @@ def peak_flops(device):
 def flops_per_token(model, T):
     """Forward FLOPs per token at T tokens of context: matrix products and attention, by torch's counter.
 
-    Without memory or arithmetic, but for a model that looks at its numbers (`.item()`).
+    Takes no memory or arithmetic, unless the model looks at its numbers (`.item()`).
     """
     def count(device):
         with torch.device(device), torch.random.fork_rng(devices=[]):
@@ -111,7 +111,7 @@ def flops_per_token(model, T):
 
 
 def peak_bytes(device):
-    """Most memory held so far: by tensors on a GPU, by the whole process on a CPU."""
+    """Peak memory so far: of tensors on a GPU, of the whole process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -120,9 +120,9 @@ def peak_bytes(device):
 class Ranks:
     """This process among those that torchrun started; without torchrun it is the only one.
 
-    rank: its number, from 0; world: how many there are; parallel: whether torchrun started it, also as the only one;
-    device: its own; deterministic: see make_deterministic. UserError for a device that cannot be used and for half of
-    torchrun's environment.
+    rank: its number, from 0; world: number of processes; parallel: whether torchrun started it, even if alone; device:
+    its device; deterministic: see make_deterministic. UserError for an unusable device, and if a part of torchrun's
+    environment is missing.
     """
 
     def __init__(self, device="auto", deterministic=False):
@@ -132,7 +132,7 @@ class Ranks:
         if self.parallel:
             for name in ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
                 if name not in os.environ:
-                    raise UserError(f"RANK is set in the environment but {name} is not: start many processes with "
+                    raise UserError(f"RANK is set in the environment but {name} is not: start several processes with "
                                     "torchrun, or one without RANK")
             if device == "auto" and torch.cuda.is_available() or device.startswith("cuda"):
                 device = f"cuda:{os.environ['LOCAL_RANK']}"
@@ -145,10 +145,10 @@ class Ranks:
             self.world, self.rank = dist.get_world_size(), dist.get_rank()
 
     def wrap(self, model):
-        """The model, with gradients that are averaged over the ranks if there are several."""
+        """The model; under torchrun, in DDP, which averages the gradients over the ranks."""
         if not self.parallel:
             return model
-        same = [name for name, _ in model.named_buffers()]                  # on all ranks, so never sent
+        same = [name for name, _ in model.named_buffers()]                  # equal on all ranks: not sent
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, same)
         return DistributedDataParallel(model, device_ids=[self.device.index] if self.device.type == "cuda" else None,
                                        gradient_as_bucket_view=True)        # one copy of gradients
@@ -160,22 +160,21 @@ class Ranks:
         return tensor
 
     def share(self, value):
-        """The value that rank 0 has given, on every rank."""
+        """Rank 0's value, on every rank."""
         values = [value]
         if self.parallel:
             dist.broadcast_object_list(values)
         return values[0]
 
     def wait(self):
-        """Until every rank has come here."""
         if self.parallel:
             dist.barrier()
 
 
 def leave_together(code):
-    """Returns the exit code; if there are several ranks it waits for the others and ends the process instead.
+    """Returns the exit code. Under torchrun, instead waits for the other ranks and ends the process with that code.
 
-    (Tearing gloo down beside a rank that has left already can abort.)
+    (Tearing down gloo can abort if another rank has left already.)
     """
     if dist.is_initialized():
         dist.barrier()

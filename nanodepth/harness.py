@@ -1,4 +1,4 @@
-"""The LM evaluation harness: an adapter to it, the papers' tables, and associative recall without it."""
+"""Benchmarks: an adapter to lm_eval, the papers' tables, and associative recall, which does not need lm_eval."""
 import re
 import sys
 from itertools import groupby
@@ -44,14 +44,14 @@ GROUPS = {
         "FDA": "fda", "DROP": "drop_completion"}.items()}),
 }
 COMPLETION = {"triviaqa_completion": "hazyresearch/based_triviaqa", "nq_completion": "hazyresearch/based_nq_2048",
-              "drop_completion": "hazyresearch/based_drop"}         # tasks that lm_eval lacks: their data
+              "drop_completion": "hazyresearch/based_drop"}         # the data of tasks that lm_eval lacks
 PERCENT = ("acc", "acc_norm", "contains", "exact_match")
 MQAR_PAIRS = (4, 8, 16)
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")     # lm_eval's names, in its order
 
 
 def take_rows(held, rows):
-    """A cache of other batch rows: of every tensor in it, at any depth, held[rows]. Counters, of no dimension, stay."""
+    """A cache with other batch rows: every tensor in it, at any depth, becomes tensor[rows]. Scalars stay."""
     if torch.is_tensor(held):
         return held[rows] if held.ndim else held
     if hasattr(held, "__dict__") and not isinstance(held, torch.nn.Module):
@@ -75,7 +75,7 @@ class HarnessLM(TemplateLM):
     """A run folder as a language model of lm_eval: simple_evaluate(model=HarnessLM("runs/gpt-tiny"), tasks=[...]).
 
     run: run folder of train.py or convert.py. batch_tokens: tokens per forward pass. seq_len: longest input; None: the
-    model's max_len. A longer prompt loses its beginning, which a line on stderr says. Log-likelihoods are in nats.
+    model's max_len. A longer prompt loses its beginning, and a line on stderr says so. Log-likelihoods are in nats.
     UserError for an unusable run.
     """
     eot_token_id = prefix_token_id = None                                   # properties of TemplateLM
@@ -95,12 +95,12 @@ class HarnessLM(TemplateLM):
             self.Cache = models.cache_class(config["model"])
 
     def tok_encode(self, string, add_special_tokens=True, **kwargs):
-        """The tokens of a text, behind what the model's own tokenizer begins every text with (Llama's `<s>`).
+        """The tokens of a text, after those that the model's own tokenizer puts before every text (Llama's `<s>`).
 
-        UserError for an answer of no tokens after "".
+        UserError for a continuation without tokens after the context "".
         """
         tokens = self.encoding.encode_ordinary(string)
-        if add_special_tokens is False and not tokens:                      # TemplateLM takes the first one of these
+        if add_special_tokens is False and not tokens:                      # TemplateLM would take their first
             raise UserError(f"the continuation {string!r} has no tokens: it cannot be scored")
         begun = add_special_tokens is False or tokens[:len(self.begin)] == self.begin
         return tokens if begun else [*self.begin, *tokens]
@@ -109,16 +109,16 @@ class HarnessLM(TemplateLM):
         return self.encoding.decode([t for t in tokens if t < self.encoding.n_vocab and t not in self.ends])
 
     def prompts(self, contexts, rooms):
-        """The last rooms[i] tokens of each context; says how many are cut. An empty one becomes a beginning of text."""
+        """The last rooms[i] tokens of each context; says how many are cut. An empty one becomes the prefix token."""
         if cut := sum(len(context) > room for context, room in zip(contexts, rooms)):
-            print(f"{cut:,} of {len(contexts):,} prompts do not fit in {self.seq_len:,} tokens with what follows them: "
-                  "their beginnings are cut off", file=sys.stderr)
+            print(f"{cut:,} of {len(contexts):,} prompts do not fit in {self.seq_len:,} tokens with their "
+                  "continuations: their beginnings are cut off", file=sys.stderr)
         return [context[-room:] or [self.prefix_token_id] for context, room in zip(contexts, rooms)]
 
     def batches(self, contexts, sizes):
-        """Yields lists of indices of contexts of one length, of which continuations of sizes[i] tokens follow.
+        """Yields lists of indices of contexts of the same length. sizes: number of tokens of each continuation.
 
-        Longest first: memory runs out at once or not at all. Equal contexts are neighbours.
+        Longest first, so that memory runs out at once or never. Equal contexts are neighbours.
         """
         order = sorted(range(len(contexts)), key=lambda i: (len(contexts[i]), contexts[i]), reverse=True)
         for length, same in groupby(order, key=lambda i: len(contexts[i])):
@@ -130,13 +130,13 @@ class HarnessLM(TemplateLM):
     def _loglikelihood_tokens(self, requests, disable_tqdm=False, **kwargs):
         """[(sum of log p(continuation | context), whether greedy decoding gives it)] of (_, context, continuation)s.
 
-        A context that several continuations share is read once.
+        A context that several continuations share is read only once.
         """
         scores, sizes = [None] * len(requests), [len(continuation) for _, _, continuation in requests]
         if wrong := [n for n in sizes if not 0 < n <= self.seq_len]:
             raise UserError(f"a continuation of {wrong[0]} tokens: 1 to {self.seq_len} can be scored")
         contexts = self.prompts([context for _, context, _ in requests], [self.seq_len + 1 - n for n in sizes])
-        norm = getattr(self.model, "final_norm", torch.nn.Identity())       # the head is half of a small model
+        norm = getattr(self.model, "final_norm", torch.nn.Identity())       # before the head: only its last token
         last = lambda module, inputs: (inputs[0][:, -1:],)                  # (B, 1, C)
         bar = tqdm(total=len(requests), desc="log-likelihoods", disable=disable_tqdm or None, leave=False)
         with self.autocast, bar:
@@ -159,7 +159,7 @@ class HarnessLM(TemplateLM):
         return scores
 
     def loglikelihood_rolling(self, requests, disable_tqdm=False):
-        """[log p(text)] of whole texts, which begin, in windows of seq_len that each token is scored in once."""
+        """[log p(text)] of whole texts, each after the prefix token, in windows of seq_len. Scores every token once."""
         windows = []
         for at, request in enumerate(requests):
             pieces = get_rolling_token_windows(self.tok_encode(request.args[0]), self.prefix_token_id, self.seq_len, 1)
@@ -173,7 +173,7 @@ class HarnessLM(TemplateLM):
     def generate_until(self, requests, disable_tqdm=False):
         """[greedy continuation, up to a stop string of the request, the end of the text or max_gen_toks tokens].
 
-        At least half of the window is the prompt's.
+        A long prompt keeps at least half of the window.
         """
         contexts = [self.tok_encode(request.args[0]) for request in requests]
         stops, asked = zip(*(generation(request.args[1]) for request in requests))
@@ -181,7 +181,7 @@ class HarnessLM(TemplateLM):
                   for n, context in zip(asked, contexts)]
         if fewer := sum(limit < n for limit, n in zip(limits, asked)):
             print(f"{fewer:,} of {len(asked):,} continuations get fewer than the {max(asked):,} tokens that the task "
-                  f"asks for: {self.seq_len:,} are the prompt's and theirs together", file=sys.stderr)
+                  f"asks for: prompt and continuation share {self.seq_len:,} tokens", file=sys.stderr)
         contexts, texts = self.prompts(contexts, [self.seq_len - n for n in limits]), []
         bar = tqdm(zip(contexts, limits, stops), "continuations", len(asked), disable=disable_tqdm or None, leave=False)
         with self.autocast:
@@ -201,9 +201,9 @@ class HarnessLM(TemplateLM):
 
 
 def completion_task(name, dataset):
-    """A question put as the beginning of a sentence after its passage; correct if what follows contains an answer.
+    """A task: the model continues a passage and an unfinished sentence. Correct if an answer is in the continuation.
 
-    The form of Arora et al., "Just read twice" (arXiv:2407.05483), on their data: fields context, question, answers.
+    Form and data are those of Arora et al., "Just read twice" (arXiv:2407.05483): fields context, question, answers.
     """
     def text(doc):
         context, question = re.sub(r"\[(PAR|DOC|TLE)\]", "", doc["context"]).strip(), doc["question"].strip()
@@ -221,9 +221,9 @@ def completion_task(name, dataset):
 
 
 def find_tasks(names, task_dir):
-    """(lm_eval's task manager, {table: its tasks}): a table for each group of GROUPS, one, "tasks", for all others.
+    """(lm_eval's task manager, {table: its tasks}): one table per group of GROUPS, and "tasks" for all other tasks.
 
-    UserError without lm_eval, and for a name that nothing has.
+    UserError without lm_eval, and for an unknown name.
     """
     if lm_eval is None:
         raise UserError("benchmarks need the package lm_eval: pip install lm_eval")
@@ -247,15 +247,15 @@ def run_tasks(lm, names, manager, num_fewshot, limit):
     try:
         loaded = manager.load(specs)
     except Exception as e:                                                  # a broken task file raises anything
-        raise UserError(f"{', '.join(names)} cannot be loaded ({type(e).__name__}: {one_line(e)}): lm_eval downloads "
-                        "data once; or give --task_dir with task files of your own") from None
+        raise UserError(f"{', '.join(names)} cannot be loaded ({type(e).__name__}: {one_line(e)}): lm_eval must "
+                        "download data once; or give your own task files with --task_dir") from None
     for task in loaded["tasks"].values():
         shots = task.get_config("num_fewshot")
-        if num_fewshot is not None and shots != 0:                          # 0: the task's form has none
+        if num_fewshot is not None and shots != 0:                          # 0: the task has no shots by design
             shots = num_fewshot
         task.set_config(key="num_fewshot", value=shots or 0)
         task.set_fewshot_seed(seed=1234)
-    with user_errors():                                                     # what lm_eval says of a task's settings
+    with user_errors():                                                     # lm_eval's errors in a task's settings
         return lm_eval.evaluate(lm, task_dict=loaded, limit=limit, bootstrap_iters=1000, log_samples=False)["results"]
 
 
@@ -273,7 +273,7 @@ def benchmarks(run, args, manager, tables):
         results = run_tasks(lm, tasks, manager, shots, args.limit)
         columns = {column: (task, f"{metric},none") for column, (task, metric) in columns.items()} or {
             f"{task} {key.removesuffix(',none')}": (task, key) for task, scores in results.items()
-            for key in scores if "," in key and "_stderr," not in key}      # every metric, of every filter of answers
+            for key in scores if "," in key and "_stderr," not in key}      # every metric, with every answer filter
         table, accuracies = {}, []
         for column, (task, key) in columns.items():
             value, error = results[task][key], results[task].get(key.replace(",", "_stderr,"))
@@ -287,10 +287,9 @@ def benchmarks(run, args, manager, tables):
 
 
 def mqar_example(rng, n_pairs, eot, n_asked=1):
-    """int64 (1 + 2 n_pairs (1 + n_asked),): end-of-text, n pairs of key and value, n_asked times the pairs reordered.
+    """int64 (1 + 2 n_pairs (1 + n_asked),): end-of-text, n_pairs of (key, value), and n_asked times the same reordered.
 
-    A key is one of the ids 0 ... 127, all different; a value one of 128 ... 255. From the second round on a value
-    follows from its key.
+    Keys are different ids in 0 ... 127, values ids in 128 ... 255. After the first round a key determines its value.
     """
     pairs = np.stack((rng.permutation(128)[:n_pairs], rng.integers(128, 256, n_pairs)), axis=1)
     return np.concatenate(([eot], pairs.ravel(), *(rng.permutation(pairs).ravel() for _ in range(n_asked))))
@@ -298,21 +297,21 @@ def mqar_example(rng, n_pairs, eot, n_asked=1):
 
 @torch.inference_mode()
 def mqar(run, device="auto", n_examples=256):
-    """{column: (value, standard error)}: percent of the queries answered by the likeliest token, per number of pairs.
+    """{column: (value, standard error)}: percent of queries whose most likely token is right, per number of pairs.
 
     Multi-query associative recall (Arora et al., "Zoology", arXiv:2312.04927) on examples of mqar_example that no
-    training run has seen; for a model trained on `data_prep.py mqar`, or of any text with at least 256 token ids.
+    training run has seen. For a model trained on `data_prep.py mqar`, or on any text with at least 257 token ids.
     """
     device, table = find_device(device), {}
     model, config = runs.load(run, device)
     if model.config.vocab_size < 257:
-        raise UserError(f"{run} has {model.config.vocab_size} token ids, mqar takes 257")
+        raise UserError(f"{run} has {model.config.vocab_size} token ids, mqar needs 257")
     eot = run_tokenizer(run, config).eot_token
     with autocast(device, config["options"]["dtype"]):
         for n in (n for n in MQAR_PAIRS if 4 * n <= model.config.max_len):
             rng = np.random.default_rng((1, n))                             # (0, ...) is the training data
             tokens = torch.from_numpy(np.stack([mqar_example(rng, n, eot) for _ in range(n_examples)])).to(device)
-            asked = slice(1 + 2 * n, None, 2)                               # the keys of the second half
+            asked = slice(1 + 2 * n, None, 2)                               # the keys of the second round
             answers = torch.cat([model(rows[:, :-1])[0][:, asked].argmax(-1) for rows in tokens.split(32)])
             hits = (answers == tokens[:, 1:][:, asked]).double().mean(-1)   # (n_examples,)
             table[f"MQAR {n}"] = (100 * hits.mean().item(), 100 * (hits.std() / n_examples ** 0.5).item())

@@ -1,11 +1,11 @@
-"""Layouts of published checkpoints: which of their tensors is which parameter of ours, and what we cannot convert.
+"""Layouts of published checkpoints: which of their tensors becomes which of our parameters.
 
-A layout takes the published config and tensors, and may rename tensors in their dict. It returns our model's name, its
-Config fields, a table of names, and a pattern of the tensors that we do not need. KeyError for what the config lacks,
-UserError for a setting that our models do not have.
+A layout is a function of the published config and tensors; it may rename tensors in their dict. It returns our model's
+name, its Config fields, a table of names, and a regular expression for the tensors that we do not need. KeyError if the
+config lacks a field, UserError for a setting that our models do not have.
 
-A table is {ours: theirs} for modules or parameters, in which N is the number of a layer. "theirs:k/n" is the k-th of n
-equal blocks of rows, "theirs:k/n/h" that of each of h heads.
+A table is {ours: theirs} for modules or parameters; N stands for the number of a layer. "theirs:k/n" is the k-th of n
+equal blocks of rows (from 0); in "theirs:k/n/h" each of h heads has n such blocks.
 """
 import functools
 import math
@@ -19,13 +19,13 @@ HF = (  # most of a config.json of transformers
 
 
 def table(words, block, block_words):
-    """{ours: theirs} of words ours=theirs; `block` is the beginning of their names in a block."""
+    """{ours: theirs} from words ours=theirs. In block_words, their names go on after `block`."""
     rows = dict(word.split("=") for word in words.split())
     return rows | {f"blocks.N.{ours}": block + theirs for ours, theirs in (w.split("=") for w in block_words.split())}
 
 
 def places(rows, names):
-    """{our parameter: (their tensor, k, n, h)} by a table; (0, 1, 1) is the whole tensor."""
+    """{our parameter: (their tensor, k, n, h)} from a table; (0, 1, 1) is the whole tensor."""
     found = {}
     for ours in names:
         layer, general = re.search(r"\.(\d+)\.", ours), re.sub(r"\.\d+\.", ".N.", ours)
@@ -39,21 +39,21 @@ def places(rows, names):
 
 
 def fields(config, words):
-    """{ours: config[theirs]} of words ours=theirs. One with "?" is left out if the config does not have it."""
+    """{ours: config[theirs]} from words ours=theirs. A word that ends in "?" is left out if the config lacks it."""
     pairs = [word.split("=") for word in words.split()]
     return {ours: config[theirs.rstrip("?")] for ours, theirs in pairs
             if theirs[-1] != "?" or config.get(theirs[:-1]) is not None}
 
 
 def need(config, **wanted):
-    """UserError for a setting that makes another function than our models'; a missing one is as wanted."""
+    """UserError if a setting is not the one that our models have. A missing one counts as wanted."""
     for name, value in wanted.items():
         if config.get(name, value) != value:
             raise UserError(f"{name} {repr(config[name])[:60]} cannot be converted, only {value!r}")
 
 
 def rope_theta(config, base="rope_theta", share=1.0):
-    """The base of the rotary positions. UserError if they are scaled, or turn more or less of a head than `share`."""
+    """The base of the rotary positions. UserError if they are scaled, or rotate another share of each head."""
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}        # in transformers' order
     said = {"partial_rotary_factor": config.get("partial_rotary_factor") or share, **rope}
     plain = {"type": "default", "rope_type": "default", "partial_rotary_factor": share}
@@ -74,11 +74,11 @@ EXOFORMER = table(
 
 
 def exoformer(args, tensors):
-    """OBPM: q, k, v and the gate are one matrix, and so are value and gate of the MLP; lambda 1 is the anchor's.
+    """ExoFormer: q, k, v and the gate are one matrix, so are the MLP's value and gate; lambda 1 is the anchor's.
 
     A NuResFormer comes from one of two of the authors' files. oldmodels/model2.py normalises all anchors: v and g by
     norms that only it has, q and k by the first layer's QK norm. oldmodels/model1.py normalises none, whatever the
-    flags say. If they ask for q and k alone, anchor_delta_enabled tells it from today's model.py, which dropped that.
+    flags say. If they ask for q and k alone, the flag anchor_delta_enabled rules out today's model.py, which lacks it.
     """
     need({"act_type": "gelu", "norm_pos": "after", **args}, act_type="swiglu", norm_pos="before",
          rmsnorm_use_weight=True, rmsnorm_use_bias=False, clip_qkv=None, yarn_enabled=False, logit_soft_cap=None,
@@ -105,7 +105,7 @@ def exoformer(args, tensors):
     first = "transformer.layers.0.attn."
     found["norms"] = "qkvg" if f"{first}v_norm.weight" in tensors else "none"
     if found["norms"] == "none" and norms in ("q", "k", "qk") and "anchor_delta_enabled" not in args:
-        raise UserError(f"a first layer's normalised {norms} as anchors cannot be converted: all four, or none")
+        raise UserError(f"the first layer's normalised {norms} as anchors cannot be converted, only all four or none")
     rows |= {f"anchor_norms.{s}_norm": f"{first}{s}_norm" for s in "qkvg"}
     return "nuresformer", found, rows, r".*\.[vg]_norm\.weight"                     # of model2.py's later layers
 
@@ -119,7 +119,7 @@ MUDDFORMER = table(
 
 
 def muddformer(config, tensors):
-    """MUDDFormer: w1, w3, w2 of the MLP are gate, up and down; its first block has one norm for q, k, v, ours three."""
+    """MUDDFormer: the MLP's w1, w3, w2 are gate, up, down. Its first block has one norm for q, k, v; ours has three."""
     need({"round64": False, "expand_last": False, **config}, model_type="muddformer", dense=True, dynamic_dense=True,
          dense_type="qkvr", sepln=True, tie_word_embeddings=False, round64=True, expand_last=True)
     found = fields(config, "vocab_size=vocab_size n_layer=n_layer n_head=n_head d_model=dim max_len=block_size "
@@ -140,7 +140,7 @@ QWEN3 = LLAMA | table("", "model.layers.N.", "attn.q_norm=self_attn.q_norm attn.
 
 
 def llama(config, tensors, family="llama"):
-    """LlamaForCausalLM, gpt.py without QK norm; and Qwen3ForCausalLM, which has it."""
+    """LlamaForCausalLM is gpt.py without QK norm, Qwen3ForCausalLM is gpt.py with it."""
     need(config, model_type=family, hidden_act="silu", attention_bias=False, mlp_bias=False, sliding_window=None,
          quantization_config=None)
     found = fields(config, HF + "n_kv_head=num_key_value_heads? norm_eps=rms_norm_eps")
@@ -158,7 +158,7 @@ GPT2 = table(
 
 
 def gpt2(config, tensors):
-    """GPT2LMHeadModel, with or without `transformer.` before the names: its matrices are transposed, q, k, v one."""
+    """GPT2LMHeadModel, with or without `transformer.` before the names. Matrices are transposed; q, k, v are one."""
     need(config, model_type="gpt2", activation_function="gelu_new", scale_attn_weights=True,
          scale_attn_by_inverse_layer_idx=False, add_cross_attention=False, quantization_config=None)
     found = fields({"tie_word_embeddings": True, **config},
@@ -178,7 +178,7 @@ PYTHIA = table(
 
 
 def pythia(config, tensors):
-    """GPTNeoXForCausalLM: the rows of query_key_value are head by head q, k, v."""
+    """GPTNeoXForCausalLM: the rows of query_key_value are q, k and v of the first head, then of the next."""
     need(config, model_type="gpt_neox", hidden_act="gelu", use_parallel_residual=True, attention_bias=True,
          rotary_pct=0.25, quantization_config=None)
     found = fields(config, HF + "norm_eps=layer_norm_eps")
@@ -189,4 +189,4 @@ def pythia(config, tensors):
 
 LAYOUTS = {"exoformer": exoformer, "muddformer": muddformer, "llama": llama,
            "qwen3": functools.partial(llama, family="qwen3"), "gpt2": gpt2, "pythia": pythia}
-FILES = {"exoformer": "gpt2"}               # layouts of one file without a tokenizer: which one they have
+FILES = {"exoformer": "gpt2"}               # layouts whose source is one file: its tokenizer

@@ -1,4 +1,4 @@
-"""Pictures of the numbers of curves.py and record.py. They need matplotlib, which is imported for the first of them."""
+"""Pictures of the numbers from curves.py and record.py. They need matplotlib, which is imported when one is drawn."""
 import io
 import math
 import textwrap
@@ -11,19 +11,19 @@ MOST = 8                                # systems besides the baseline in a pict
 COLORS = ("#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9",          # Okabe and Ito's
           "#8C564B", "#8A8A8A")                                                                 # brown and grey
 LAYERS = {                                                                          # panel: (title, unit)
-    "entropy": ("attention entropy", "nats"), "sink": ("attention on the first token", "share of the mass"),
-    "induction": ("the layer's best copying head", "mass behind earlier copies"),
-    "core_features": ("core features", "components for 99% of variance"),
+    "entropy": ("attention entropy", "nats"), "sink": ("attention on the first token", "share of attention"),
+    "induction": ("best copying head of each layer", "attention on tokens after earlier copies"),
+    "core_features": ("core features", "components for 99% of the variance"),
     "token_similarity": ("similarity of tokens", "mean cosine"),
-    "adjacent": ("input against previous layer's", "mean cosine"),
-    "lens": ("logit lens", "nats per token")}
+    "adjacent": ("similarity to the previous layer's input", "mean cosine"),
+    "lens": ("logit lens", "loss, nats per token")}
 STREAMS = {"q": "queries", "k": "keys", "v": "values", "g": "gates"}
 
 
 def save(figures, out):
-    """Writes {name: function that draws it, or gives None} as PNG into the folder `out`; yields the files.
+    """Writes {name: function that returns a figure, or None} as PNG files to the folder `out`; yields their paths.
 
-    ImportError before the first if there is no matplotlib.
+    ImportError without matplotlib, before the first.
     """
     import matplotlib.figure  # noqa: F401
     for name, draw in figures.items():
@@ -37,7 +37,7 @@ def save(figures, out):
 
 
 def canvas(size):
-    """An empty figure of size (width, height) inches, which a notebook shows as the last value of a cell."""
+    """An empty figure of size (width, height) inches, which a notebook displays."""
     from matplotlib.figure import Figure
     fig = Figure(figsize=size, layout="constrained")
 
@@ -45,7 +45,7 @@ def canvas(size):
         file = io.BytesIO()
         fig.savefig(file, dpi=80)
         return file.getvalue()
-    fig._repr_png_ = png                                                    # IPython's name
+    fig._repr_png_ = png                                                    # IPython calls it
     return fig
 
 
@@ -56,12 +56,12 @@ def figure(rows, columns, size, **options):
 
 
 def styles():
-    """Colours and dashes that differ from each other, also without colour."""
+    """Endless (colour, dash): all colours with one dash, then all with the next."""
     return cycle([(color, dash) for dash in ("-", "--", ":", "-.") for color in COLORS])
 
 
 def heat(ax, matrix, title, xlabel, ylabel, first=(0, 0), **options):
-    """A matrix (list of rows) as a picture; first: numbers of its first row and column."""
+    """A matrix (list of rows) as a heat map; first: the numbers of its first row and column."""
     n, m = len(matrix), len(matrix[0])
     extent = (first[1] - 0.5, first[1] + m - 0.5, first[0] + n - 0.5, first[0] - 0.5)
     image = ax.imshow(matrix, aspect="auto", interpolation="nearest", extent=extent, **options)
@@ -71,7 +71,7 @@ def heat(ax, matrix, title, xlabel, ylabel, first=(0, 0), **options):
 
 
 def over_layers(ax, title, xlabel, ylabel):
-    """Title and labels of a panel whose x-axis has whole numbers."""
+    """Sets title and labels of a panel whose x-axis has whole numbers."""
     ax.set_title(title, fontsize=10)
     ax.set_xlabel(xlabel, fontsize=9)
     ax.set_ylabel(ylabel, fontsize=9)
@@ -82,10 +82,10 @@ def over_layers(ax, title, xlabel, ylabel):
 
 
 def draw_curves(rows, groups, baseline):
-    """Losses over tokens and over time; and large, the difference to the baseline at equal tokens, paired by seed.
+    """Losses against tokens and against time; below, the difference to the baseline at equal tokens, paired by seed.
 
-    Shows the baseline and the MOST systems with the lowest final losses. Time is tokens over the median speed: without
-    compiling, validations and pauses of the machine. rows: of curves.summarise(groups, baseline).
+    Shows the baseline and the MOST systems with the lowest final losses. Time is tokens over the median speed, so it
+    leaves out compiling, validations and pauses. rows: from curves.summarise(groups, baseline).
     """
     best = sorted((r["loss"] if math.isfinite(r["loss"]) else math.inf, name) for name, r in rows.items())
     shown = [baseline, *[name for _, name in best if name != baseline][:MOST]]
@@ -105,7 +105,7 @@ def draw_curves(rows, groups, baseline):
             axes["gap"].errorbar(list(paired), list(map(mean, paired.values())), spread, marker=".", elinewidth=0.8,
                                  errorevery=1 + len(paired) // 12, **look)
     axes["tokens"].set(xlabel="training tokens (millions)", ylabel="validation loss (nats per token)")
-    axes["time"].set(xlabel="minutes of training, at one speed per system")
+    axes["time"].set(xlabel="minutes of training, at the system's median speed")
     if not alone:
         other = baseline if len(baseline) < 25 else "the baseline"
         axes["gap"].set(xlabel="training tokens (millions)",
@@ -118,7 +118,7 @@ def draw_curves(rows, groups, baseline):
 
 
 def frame(ax):
-    """The y-axis fits the last three quarters of the curves, without those of systems that are far from the others."""
+    """Fits the y-axis to the last three quarters of the curves, except those of systems far from the others."""
     points = [[(x, y) for x, y in line.get_xydata().tolist() if math.isfinite(y)] for line in ax.get_lines()]
     late = [[y for x, y in some if x >= some[-1][0] / 4] for some in points if some]
     if not late:
@@ -131,15 +131,15 @@ def frame(ax):
 
 
 def draw_legend(fig, lines, rows, n):
-    """The names of the lines with the final differences of `rows`; n: how many systems there are."""
+    """A legend: the names of the lines with the final differences of `rows`. n: number of all systems."""
     seeds = sorted({len(r["seeds"]) for r in rows.values()})
     title = f"mean of {'-'.join(map(str, seeds))} {'seed' if seeds == [1] else 'seeds'}"
     if n > 1:
         title += "\nfinal differences"
     if n > 1 and seeds[-1] > 1:
-        title += "\nbars: their deviation\nover the seeds"
+        title += "\nbars: standard deviation\nover seeds"
     if n > len(rows):
-        title += f"\nthe lowest {len(rows) - 1} of {n - 1} losses"
+        title += f"\nthe {len(rows) - 1} lowest of {n - 1} losses"
     texts = []
     for name, r in rows.items():
         gap = f" {r['difference']:+.4f}" if texts and r["difference"] is not None else ""
@@ -151,7 +151,7 @@ def draw_legend(fig, lines, rows, n):
 
 
 def draw_layers(found):
-    """One panel per quantity, one line per run. What a block does is at 1 .. L, states of the stream at 0 .. L."""
+    """One panel per quantity, one line per run. Blocks are at x = 1 .. L, states of the residual stream at 0 .. L."""
     from matplotlib.lines import Line2D
     fig, axes = figure(2, 4, (17, 7))
     for ax, (key, (title, unit)) in zip(axes.flat, LAYERS.items()):
@@ -160,7 +160,7 @@ def draw_layers(found):
                 draw_streams(ax, numbers[key], color)
             elif numbers[key]:
                 y = numbers[key]
-                if isinstance(y[0], list):                                          # of each head
+                if isinstance(y[0], list):                                          # one per head
                     y = list(map(max if key == "induction" else mean, y))
                 first = len(numbers["lens"]) - len(y)                               # 0 for states, 1 for blocks
                 ax.plot(range(first, first + len(y)), y, dash, color=color, lw=1.3, marker=".", ms=4)
@@ -173,7 +173,7 @@ def draw_layers(found):
 
 
 def draw_streams(ax, adjacent, color):
-    """A line per stream of one model, all in its colour."""
+    """One line per stream of a model, all in the model's colour."""
     for name, y in adjacent.items():
         dash = {"q": ":", "k": "-.", "v": "--"}.get(name, "-")
         ax.plot(range(2, len(y) + 2), y, dash, color=color, lw=1.3, marker=".", ms=4)
@@ -182,15 +182,15 @@ def draw_streams(ax, adjacent, color):
 
 
 def lower(matrix):
-    """The rows without what lies right of the diagonal; of (L, L + 1) numbers the diagonal begins at column 1."""
+    """The matrix with nan right of the diagonal. In an (L, L + 1) matrix the diagonal begins at column 1."""
     extra = len(matrix[0]) - len(matrix)
     return [[x if j <= i + extra else math.nan for j, x in enumerate(row)] for i, row in enumerate(matrix)]
 
 
 def draw_depth(found):
-    """Who reads what, with which weight: depth and value matrices. Grey is what comes later and cannot be read.
+    """Depth and value matrices: who reads what with which weight. Grey comes later and cannot be read.
 
-    One scale for all pictures, linear up to 0.1 and logarithmic from there to 10; larger weights have the last colour.
+    All pictures share one scale: linear up to 0.1, logarithmic up to 10; larger weights have the last colour.
     """
     from matplotlib.colors import SymLogNorm
     panels = []                                         # (title, matrix, what is read, by whom, first row and column)
@@ -203,8 +203,8 @@ def draw_depth(found):
             panels.append((title, rows, "output of sublayer (0: embedding)", reader, (1, 0)))
         for name, A in numbers["values"].items():
             outside = len(A[0]) > len(A)
-            panels.append((f"{run}, {STREAMS[name]}", lower(A), "of layer (0: anchor)" if outside else "of layer",
-                           "in layer", (1, 0 if outside else 1)))
+            panels.append((f"{run}, {STREAMS[name]}", lower(A), "from layer (0: anchor)" if outside else "from layer",
+                           "used in layer", (1, 0 if outside else 1)))
     if not panels:
         return None
     columns = min(len(panels), 4)

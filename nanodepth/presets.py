@@ -1,6 +1,6 @@
-"""Presets: named groups of options for train.py and bench.py: shape and recipe, as differences from the defaults.
+"""Presets: named groups of options for train.py and bench.py, for shape and recipe. All other options keep defaults.
 
-A field that the chosen model lacks is skipped; flags win. vocab_size is the paper's; data with more ids raise it.
+A field that the chosen model lacks is skipped; flags override. vocab_size is the paper's; data with more ids raise it.
 Sources: EXO arXiv:2601.08131 and its training script, SAT arXiv:2605.03953 and its configs, MUDD arXiv:2502.12170;
 Pythia's configs are models/*/pythia-*.yml of github.com/EleutherAI/pythia.
 """
@@ -40,7 +40,7 @@ PRESETS = {
         SAT, n_layer=18, d_model=1024, n_head=16, d_ff=4096, adamw_lr=1.5e-3, max_steps=19074, warmup_steps=191),
     "sat-760m": dict(
         SAT, n_layer=19, d_model=1536, n_head=24, d_ff=6144, adamw_lr=1e-3, max_steps=38147, warmup_steps=382),
-    "sat-757m-thin": dict(                                              # table 6; its rate is not given: sat-760m's
+    "sat-757m-thin": dict(                                              # table 6, without a rate: we take sat-760m's
         SAT, n_layer=24, d_model=1536, n_head=16, d_ff=4352, adamw_lr=1e-3, max_steps=38147, warmup_steps=382),
     "sat-1.3b": dict(
         SAT, n_layer=24, d_model=2048, n_head=32, d_ff=5632, adamw_lr=8e-4, max_steps=57221, warmup_steps=573),

@@ -1,8 +1,8 @@
-"""What a model does inside, by hooks: hidden states, attention, and who reads what, layer by layer.
+"""Measures what a model does inside, by hooks: hidden states, attention, and which layer reads which output.
 
 A model can be watched if it has `embed`, `blocks`, `final_norm` and `head`, and its blocks have `attn`, `mlp_norm` and
-`mlp`. What is particular to one model is in probes/NAME.py, the `probe` of the functions here. "depth_error" says how
-far what the sublayers read is from the sum of earlier outputs that a depth matrix says.
+`mlp`. What only one model has is in probes/NAME.py, the `probe` of the functions here. A depth matrix gives each
+sublayer's input as a weighted sum of earlier outputs; "depth_error" is how far this sum is from the real input.
 """
 import math
 from collections import defaultdict
@@ -23,7 +23,7 @@ from probes import watch
 
 
 class SeeAttention(TorchFunctionMode):
-    """While it is active, take(weights (B, H, T, T)) gets the weights of every scaled_dot_product_attention."""
+    """While active, calls take(weights (B, H, T, T)) with the weights of every scaled_dot_product_attention."""
 
     def __init__(self, take):
         super().__init__()
@@ -51,11 +51,11 @@ def attention_weights(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, s
 class Record:
     """What the layers hand to each other in one forward pass of L blocks: tensors (B, T, C)."""
     reads: list = field(default_factory=list)       # 2 L + 1: what the sublayers and final_norm read, before norms
-    outputs: list = field(default_factory=list)     # 2 L + 1: the embedding, and what the sublayers give
+    outputs: list = field(default_factory=list)     # 2 L + 1: the embedding, then the sublayers' outputs
 
 
 def tables(model):
-    """The embeddings of which the first output is the sum: of the token, and of its position where that has one."""
+    """The embeddings that add up to the first output: of the token, and of the position if the model has one."""
     return [model.embed, *(table for table in model.children() if table is not model.embed
                            and isinstance(table, nn.Embedding) and table.embedding_dim == model.config.d_model)]
 
@@ -68,7 +68,7 @@ def recorded(model):
             hasattr(block, name) for block in model.blocks for name in ("attn", "mlp_norm", "mlp")):
         raise UserError("it must have embed, blocks with attn, mlp and mlp_norm, final_norm and head")
 
-    def reads(module, inputs):      # where a block has inputs for queries, keys and values, the last is the residual's
+    def reads(module, inputs):      # if a block has inputs for queries, keys and values, the last is the residual's
         record.reads.extend(list(takewhile(torch.is_tensor, inputs))[-1:])
 
     def gives(module, inputs, output):
@@ -92,7 +92,7 @@ def recorded(model):
 
 @contextmanager
 def replaced(outputs):
-    """While it is active, the modules of {module: function(output) -> output} give something else."""
+    """While active, each module of {module: function} returns function(output) instead of its output."""
     with ExitStack() as hooks:
         for module, function in outputs.items():
             hooks.enter_context(module.register_forward_hook(
@@ -114,15 +114,15 @@ def sink(weights):
 
 
 def induction(weights, idx):
-    """Per head (H,), mean over all queries: the mass on tokens behind an earlier copy of the query's token, on which
-    induction heads look (arXiv:2209.11895). And the share of queries that have any. weights: (B, H, T, T); idx (B, T).
+    """(attention on tokens that follow an earlier copy of the query's token, per head (H,), mean over all queries; and
+    the share of queries that have such tokens). Induction heads look there (arXiv:2209.11895). weights: (B, H, T, T).
     """
     behind = F.pad(idx[:, None, :-1] == idx[:, :, None], (1, 0)).tril(-1)           # (B, T, T): query, key
     return (weights * behind[:, None]).sum(-1).mean((0, 2)), behind.any(-1).double().mean()
 
 
 def core_features(second, first, share=0.99):
-    """Principal components that hold `share` of the variance, from E[x x^T] (C, C) and E[x] (C,)."""
+    """How many principal components hold `share` of the variance, from E[x x^T] (C, C) and E[x] (C,)."""
     values = torch.linalg.eigvalsh(second.double() - torch.outer(first.double(), first.double())).clamp(min=0).flip(0)
     if values.sum() <= 1e-12 * second.double().trace():
         return 0
@@ -130,13 +130,13 @@ def core_features(second, first, share=0.99):
 
 
 def token_similarity(x):
-    """Mean cosine between two different tokens of a sequence; x: (B, T, C)."""
+    """Mean cosine between different tokens of a sequence; x: (B, T, C)."""
     u, T = F.normalize(x.double(), dim=-1), x.size(1)
     return ((u.sum(1).square().sum(-1) - u.square().sum((1, 2))) / (T * (T - 1))).mean()
 
 
 def cosine(a, b):
-    """Mean cosine of the same tokens in two layers."""
+    """Mean cosine between the same tokens in two layers."""
     return F.cosine_similarity(a.double(), b.double(), dim=-1, eps=1e-30).mean()
 
 
@@ -148,11 +148,10 @@ def nothing(*_):
 
 
 def depth_matrix(model, idx, record, probe=None):
-    """{"r" and other streams: A (B, T, 2 L + 1, 2 L + 1)}: reader l, a sublayer or the head, gets sum_s A[l, s]
-    outputs[s] of the record.
+    """{stream: A (B, T, 2 L + 1, 2 L + 1)}: reader l, a sublayer or the head, reads sum_s A[l, s] record.outputs[s].
 
-    A is what is read in a pass with unit vectors in place of the outputs, and with the token_weights() of the probes as
-    they are in the real one. Rows of other streams than r count for the attention alone.
+    To find A, a second pass replaces the outputs by unit vectors, and keeps the probe's token_weights() of the real
+    pass. In other streams than "r", only the rows of attention count.
     """
     if hasattr(probe, "depth_matrix"):
         return probe.depth_matrix(model, idx, record)
@@ -176,7 +175,7 @@ def depth_matrix(model, idx, record, probe=None):
 
 
 def unit(i, output):
-    """The unit vector i of the size of an output, or of the first of several; 0 if it has no place i."""
+    """The unit vector i in the shape of an output, or of the first of several; zeros if i is outside of it."""
     if isinstance(output, tuple):
         return unit(i, output[0]), *output[1:]
     one = torch.zeros_like(output)
@@ -186,7 +185,7 @@ def unit(i, output):
 
 
 def depth_error(A, record, streams):
-    """Largest relative error of the inputs that the depth matrices make from the outputs."""
+    """Largest relative error, of any stream, of the inputs that the depth matrices compute from the outputs."""
     outputs, errors = torch.stack(record.outputs, dim=-2), []
     for name, a in A.items():
         inputs = torch.stack(record.reads if name == "r" else streams[name], dim=-2)
@@ -199,10 +198,10 @@ def depth_error(A, record, streams):
 
 
 def observe(model, idx, targets, probe=None):
-    """{name: tensor, a mean over the tokens of idx (B, T)}: everything that measure() makes its numbers from."""
+    """{name: tensor, a mean over the tokens of idx (B, T)}: everything that measure() needs for its numbers."""
     heads = []
 
-    def see(weights):                                       # not those of attention in blocks of a window
+    def see(weights):                                       # skips attention in blocks of a window
         if weights.size(0) == len(idx) and weights.shape[2:] == 2 * idx.shape[1:]:
             heads.append((entropy(weights), sink(weights), *induction(weights, idx)))
     with recorded(model) as record, SeeAttention(see):
@@ -241,10 +240,10 @@ def averaged(model, batches, probe=None):
 
 @torch.no_grad()
 def copying(model, batches):
-    """Mean loss, in nats, of the targets that could be copied, since the same token followed the same token before in
-    its row; of all others; and the share of the first. batches: [(idx, targets)], int64 (B, T).
+    """{"repeated": mean loss of copyable targets in nats, "others": of all others, "share": fraction that is copyable}.
 
-    A model without induction heads (arXiv:2209.11895) has not learned to copy: the two are close.
+    A target is copyable if it followed the same token before in its row. Without induction heads (arXiv:2209.11895) a
+    model has not learned to copy, and the two losses are close. batches: [(idx, targets)], int64 (B, T).
     """
     nats, count = [0.0, 0.0], [0, 0]
     for idx, targets in batches:
@@ -259,7 +258,7 @@ def copying(model, batches):
 
 
 def states(means):
-    """What the hidden states of averaged() look like, per layer."""
+    """Numbers of the hidden states per layer, from averaged()."""
     return {"core_features": [core_features(a, b) for a, b in zip(means["second"], means["first"])],
             **{name: means[name].tolist() for name in ("token_similarity", "layer_similarity", "lens")}}
 
@@ -280,13 +279,13 @@ def measure(model, batches, probe=None):
     UserError if the model cannot be watched or is not finite.
     """
     means = averaged(model, batches, probe)
-    if "repeats" in means:                                  # of the queries with an earlier copy
+    if "repeats" in means:                                  # only over queries with an earlier copy
         means["induction"] = means["induction"] / means["repeats"].clamp(min=1e-12)[:, None]
     out = {"loss": means["lens"][-1].item(), "tokens": sum(idx.numel() for idx, _ in batches), **states(means)}
     for name in ("entropy", "sink", "induction", "depth_error"):
         out[name] = means[name].tolist() if name in means else None
     for kind in ("adjacent", "depth", "values"):
         out[kind] = {name.split(".")[1]: x.tolist() for name, x in means.items() if name.startswith(f"{kind}.")}
-    if not out["depth_error"] <= 1e-3:                      # what is read is no such sum of outputs
+    if not out["depth_error"] <= 1e-3:                      # what is read is not such a sum
         out["depth"] = {}
     return out | {"copying": copying(model, batches)} | getattr(probe, "numbers", nothing)(model, means, batches)

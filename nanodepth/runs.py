@@ -1,10 +1,10 @@
-"""A run folder: made, locked, logged to, saved, resumed, loaded.
+"""The run folder: makes, locks, logs, saves, resumes and loads it.
 
     config.json   everything needed to repeat the run, with command, data, git commit and versions
     source/       the model file, train.py and muon.py as they were
-    log.jsonl     one object a line: kind (train or val), step, tokens and what was measured
+    log.jsonl     one object per line: kind (train or val), step, tokens and what was measured
     ckpt.pt       the newest checkpoint
-    before_decay/ of a wsd run: the same as it was before its rates fell, to go on from for longer
+    before_decay/ wsd only: the folder as it was before the learning rate decayed, to train longer from there
 """
 import fcntl
 import json
@@ -26,11 +26,11 @@ import models
 from nanodepth.cli import UserError, one_line, out_of_memory
 from nanodepth.devices import processor
 
-OF_A_RUN = {"config.json", "source", "log.jsonl", "tokenizer.tiktoken"}             # what it writes before a checkpoint
+OF_A_RUN = {"config.json", "source", "log.jsonl", "tokenizer.tiktoken"}             # written before a checkpoint
 
 
 def write_atomically(path, write):
-    """write(file) to a temporary file beside path, which then takes its place: path is whole at every instant."""
+    """Calls write(file) on a temporary file, which then replaces path, so that path is complete at all times."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with open(temporary, "wb") as f:
@@ -44,23 +44,23 @@ def write_atomically(path, write):
 
 
 def to_json(x, indent=None):
-    """JSON of dicts, lists and numbers as the standard has it: null for what is not finite."""
+    """Strict JSON of dicts, lists and numbers, with null for numbers that are not finite."""
     return json.dumps(json.loads(json.dumps(x), parse_constant=lambda name: None), indent=indent) + "\n"
 
 
 def write_text(path, text):
-    """The same with a text."""
+    """write_atomically() for a text."""
     write_atomically(path, lambda f: f.write(text.encode()))
 
 
 @contextmanager
 def folder_atomically(out):
-    """A temporary sibling of `out` that becomes `out` when the block ends well and vanishes when it does not."""
+    """A temporary sibling of `out`. If the block succeeds, it becomes `out`, else it is deleted."""
     temporary = out.with_name(f"{out.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
     try:
         temporary.mkdir(parents=True)
         yield temporary
-        os.rename(temporary, out)                                           # refuses an `out` that has something in it
+        os.rename(temporary, out)                                           # fails if `out` is not empty
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -69,11 +69,11 @@ def folder_atomically(out):
 
 
 def read_checkpoint(run_dir):
-    """The checkpoint of a run folder as plain tensors and builtins. UserError if there is no good one."""
+    """The checkpoint of a run folder as plain tensors and builtins. UserError if it is missing or broken."""
     path = Path(run_dir) / "ckpt.pt"
     if not os.path.isfile(path):
-        raise UserError(f"{path} does not exist: {run_dir} is not the folder of a run that has saved, nor one of "
-                        "convert.py")
+        raise UserError(f"{path} does not exist: {run_dir} is neither a run that has saved a checkpoint nor a folder "
+                        "made by convert.py")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         config = dict(checkpoint)["config"]
@@ -83,24 +83,24 @@ def read_checkpoint(run_dir):
                 part[key]
     except Exception as e:  # torch raises many kinds: truncated zip, foreign file, pickled code
         raise UserError(f"{path} is not a readable checkpoint of train.py ({type(e).__name__}: {one_line(e)[:80]}): "
-                        "put a copy of it there, or train again with another --out") from None
+                        "restore it from a copy, or train again with another --out") from None
     return checkpoint
 
 
 def load(run_dir, device="cpu"):
-    """(model in eval mode, config of the run) from a run folder. UserError without a good checkpoint."""
+    """(model in eval mode, config of the run) from a run folder. UserError if the checkpoint is missing or broken."""
     checkpoint = read_checkpoint(run_dir)
     config = checkpoint["config"]
     check_options(run_dir, config)
     model = models.build(config["model"], **config["model_config"])
     take_weights(model, checkpoint, f"{models.path(config['model'])} as it is today (see {run_dir}/source)", run_dir)
     for old in changed(run_dir, [models.module(config["model"]).__file__]):
-        print(f"{old} is what it was trained with: the file is another now", file=sys.stderr)
+        print(f"{old} is what it was trained with: the file has changed since", file=sys.stderr)
     return model.to(device).eval(), config
 
 
 def check_options(run_dir, config):
-    """UserError if an option that the run's model had is gone."""
+    """UserError if the model's file no longer has an option that the run was trained with."""
     name = config["model"]
     if gone := set(config["model_config"]) - {f.name for f in fields(models.module(name).Config)}:
         raise UserError(f"{run_dir} was trained with an older {models.path(name)}, which had "
@@ -108,13 +108,13 @@ def check_options(run_dir, config):
 
 
 def changed(run_dir, sources):
-    """Paths in source/ of those source files that are not as they were when the run began."""
+    """The copies in source/ of those source files that have changed since the run began."""
     kept = [(Path(run_dir) / "source" / Path(file).name, Path(file)) for file in sources]
     return [old for old, now in kept if old.exists() and old.read_bytes() != now.read_bytes()]
 
 
 def take_weights(model, checkpoint, what, run_dir):
-    """Gives the model the weights of a checkpoint. UserError if they do not fit it; what: the model in words."""
+    """Loads the weights of a checkpoint into the model. UserError if they do not fit; what: the model in words."""
     try:
         model.load_state_dict(checkpoint["model"])
     except (KeyError, TypeError, AttributeError, RuntimeError) as e:
@@ -124,7 +124,7 @@ def take_weights(model, checkpoint, what, run_dir):
 
 
 def log_rows(path, last):
-    """The rows of log.jsonl up to the step `last`, without what is no row: a crash may have cut off the last."""
+    """The rows of log.jsonl up to the step `last`. Skips broken lines, since a crash may have cut off the last one."""
     rows = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
@@ -153,29 +153,29 @@ def new_folder(options):
 
 
 def left_over(path):
-    """What a run that never saved has left in this folder. UserError if something else is in it."""
+    """What a run without a checkpoint has left in this folder. UserError if anything else is in it."""
     found = {file.name for file in path.iterdir()} - {".lock"}
     if "ckpt.pt" in found:
         raise UserError(f"{path} exists: choose another --out, or go on with --resume {path}")
     if others := found - OF_A_RUN - {"ckpt.pt.tmp"}:
-        raise UserError(f"{path} exists and has {min(others)} in it, which is no run's: choose another --out")
+        raise UserError(f"{path} exists and has {min(others)} in it, which no run writes: choose another --out")
     return found
 
 
 def lock(path):
-    """Holds the folder until this process ends, however it ends; returns the open file. UserError if another has it."""
+    """Locks the folder until this process ends in any way; returns the open file. UserError if another holds it."""
     handle = open(path / ".lock", "w")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UserError(f"{path} is in use by another process") from None
     except OSError as e:                                                    # some network file systems have no locks
-        print(f"{path} cannot be locked ({e.strerror}): see that no other process uses it", file=sys.stderr)
+        print(f"{path} cannot be locked ({e.strerror}): make sure that no other process uses it", file=sys.stderr)
     return handle
 
 
 def git_state():
-    """{"commit", "dirty"} of the repository that this file is in; None where there is no git."""
+    """{"commit", "dirty"} of the repository that this file is in; None without git."""
     def git(*words):
         done = subprocess.run(("git", *words), cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
         return done.stdout.strip()
@@ -186,11 +186,11 @@ def git_state():
 
 
 class Run:
-    """The folder of a run that trains. Every rank has one; the first rank alone locks and writes.
+    """The folder of a run in training. Every rank has a Run, but only the first rank locks and writes.
 
-    path; config, as in config.json; start: the step to begin with; saved: the step of the newest checkpoint; evaluated:
-    that of the newest validation before `start`; both -1 if there is none; save_failed: whether the latest checkpoint
-    could not be written.
+    path; config, as in config.json; start: the first step; saved: the step of the newest checkpoint; evaluated: the
+    step of the newest validation before `start`; both -1 if there is none; save_failed: whether writing the latest
+    checkpoint failed.
     """
 
     def __init__(self, path, options, ranks, config):
@@ -200,9 +200,9 @@ class Run:
 
     @classmethod
     def new(cls, options, system, model, data, ranks, sources):
-        """Makes the folder with config.json, the tokenizer and copies of the source files. UserError if it is there.
+        """Makes the folder with config.json, the tokenizer and copies of the source files. UserError if it exists.
 
-        system: the model and its options as given, by which analyze.py takes runs together.
+        system: the model and its options as given; analyze.py groups runs by it.
         """
         path = ranks.share(new_folder(options) if ranks.rank == 0 else None)
         versions = {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
@@ -214,7 +214,7 @@ class Run:
             "gpu": torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else None,
             "cpu": processor(), "id": os.urandom(4).hex()})
         if run.writes:
-            for old in left_over(path):                                     # the lock is ours now
+            for old in left_over(path):                                     # we hold the lock now
                 shutil.rmtree(path / old) if (path / old).is_dir() else (path / old).unlink()
             (path / "source").mkdir()
             for source in sources:
@@ -228,9 +228,9 @@ class Run:
 
     @classmethod
     def resume(cls, options, given, model, data, ranks, optimizers):
-        """Takes up a run at its checkpoint: sets the model, the optimizers and torch's random numbers, and cuts off the
-        log there. given: the flags of the command line, which config.json gets. UserError if the checkpoint does not
-        fit; no file is changed then.
+        """Continues a run from its checkpoint: loads the model, the optimizers and torch's random state, and cuts the
+        log off there. given: flags of the command line, which config.json then records. If the checkpoint does not fit,
+        a UserError, and no file changes.
         """
         path = Path(options.resume)
         checkpoint = read_checkpoint(path)
@@ -238,7 +238,7 @@ class Run:
         run = cls(path, options, ranks, config)
         if config["data"]["fingerprint"] != data.fingerprint:
             raise UserError(f"{data.path} is not the data that {path} was trained on ({config['data']['path']}), "
-                            "or has changed since: name that with --data")
+                            "or has changed since: name the original with --data")
         take_weights(model, checkpoint, f"{models.path(options.model)} as it is today", path)
         try:
             if not 0 <= step <= options.max_steps or checkpoint["tokens"] != step * options.batch_tokens:
@@ -263,9 +263,9 @@ class Run:
         return run
 
     def open_log(self, options):
-        """From here on log() writes; also to Weights & Biases, if the options say so."""
+        """From now on log() writes to log.jsonl; also to Weights & Biases, if the options say so."""
         self.file = open(self.path / "log.jsonl", "a", buffering=1)
-        if options.wandb:                                                   # a copy of the folder is another run
+        if options.wandb:                                                   # a copied folder is a new run there
             import wandb
             self.wandb = wandb.init(project="nanodepth", name=self.path.name, config=self.config, resume="allow",
                                     id=f"{self.config['id']}-{zlib.crc32(self.path.name.encode()):08x}")
@@ -278,7 +278,7 @@ class Run:
             self.wandb.log({f"{kind}/{name}": x for name, x in row.items()}, step=step)
 
     def save(self, step, model, optimizers):
-        """Writes the checkpoint of `step`. None, or one line if that fails (full disk)."""
+        """Writes the checkpoint of `step`. Returns None, or one line if that fails (full disk)."""
         state = {"model": model.state_dict(), "optimizers": [optimizer.state_dict() for optimizer in optimizers],
                  "rng": torch.get_rng_state(), "step": step, "tokens": step * self.batch_tokens, "config": self.config,
                  "tokenizer": self.config["tokenizer"]}
@@ -292,9 +292,9 @@ class Run:
         self.saved, self.save_failed = step, False
 
     def keep_before_decay(self):
-        """Makes before_decay/, a run folder with what there is now. None, or one line if that fails.
+        """Makes before_decay/, a copy of the run folder as it is now. Returns None, or one line if that fails.
 
-        One of an earlier step (the run was shorter then) makes room for it, unless somebody went on there.
+        Replaces one of an earlier step, when the run was shorter, unless somebody has continued from there.
         """
         kept, temporary = self.path / "before_decay", self.path / ".before_decay.tmp"
         if not self.writes or self.save_failed or (kept / ".lock").exists():
@@ -305,7 +305,7 @@ class Run:
             for name in OF_A_RUN:
                 if (old := self.path / name).exists():
                     (shutil.copytree if old.is_dir() else shutil.copy)(old, temporary / name)
-            os.link(self.path / "ckpt.pt", temporary / "ckpt.pt")           # the next save replaces the other name
+            os.link(self.path / "ckpt.pt", temporary / "ckpt.pt")           # the next save leaves this one as it is
             shutil.rmtree(kept, ignore_errors=True)
             os.rename(temporary, kept)
         except OSError as e:
@@ -313,5 +313,5 @@ class Run:
             return f"{kept} could not be made ({one_line(e)}): this run cannot be made longer"
 
     def newest(self):
-        """Which checkpoint there is, in words."""
+        """Which checkpoint exists, in words."""
         return f"{self.path}/ckpt.pt is of step {self.saved}" if self.saved >= 0 else "there is no checkpoint"

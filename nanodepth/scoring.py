@@ -1,4 +1,4 @@
-"""Scores of a model on text: loss, perplexity, bits per byte. And a text of its own."""
+"""Scores a model on text (loss, perplexity, bits per byte), and samples a text from it."""
 import math
 
 import torch
@@ -9,9 +9,9 @@ import torch.nn.functional as F
 def evaluate(model, batches, token_bytes=None, autocast=None, reduce=None):
     """Scores (idx, targets), each (B, T), from an iterable -> {"loss", "ppl", "bpb", "eval_tokens", "eval_bytes"}.
 
-    loss: nats per target (targets of -1 do not count); ppl: its exponential; bpb: bits per byte of text, by token_bytes
-    (vocab_size,), or None. Targets of no bytes (end-of-text) count for loss and ppl, but not for bpb: neither their
-    bits nor their bytes. eval_tokens, eval_bytes: what is counted. reduce(sums) adds up the sums of all ranks.
+    loss: nats per target (targets of -1 do not count); ppl: exp(loss); bpb: bits per byte of text, from token_bytes
+    (vocab_size,), or None. Targets without bytes (end-of-text) count for loss and ppl, but not for bpb. eval_tokens,
+    eval_bytes: how many targets and bytes count. reduce(sums) adds up the sums of all ranks, in place.
     """
     device, training = next(model.parameters()).device, model.training
     model.eval()
@@ -25,7 +25,7 @@ def evaluate(model, batches, token_bytes=None, autocast=None, reduce=None):
         n_bytes = scored if widths is None else widths[targets] * scored        # (B, T)
         bare = scored & (n_bytes == 0)
         bare_nats = F.cross_entropy(logits[bare].double(), targets[bare], reduction="sum")
-        del logits                                                              # before the next are made
+        del logits                                                              # frees them before the next
         nats = loss.double() * scored.sum()
         sums += torch.stack((nats, scored.sum(), nats - bare_nats, n_bytes.sum()))
     model.train(training)
@@ -40,7 +40,7 @@ def evaluate(model, batches, token_bytes=None, autocast=None, reduce=None):
 
 
 def sample(model, tokenizer):
-    """A text that the model begins by itself; the random numbers of training are not touched."""
+    """A text that the model writes without a prompt. Does not touch the random numbers of training."""
     model.eval()
     start = torch.full((1, 1), tokenizer.eot_token, device=next(model.parameters()).device)
     generator = torch.Generator(start.device).manual_seed(0)

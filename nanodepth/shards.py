@@ -19,7 +19,7 @@ def write_shard(path, tokens) -> str:
 
 
 class Writer:
-    """Gathers the tokens of one split and writes them as shards. Holds back up to two until the folder is finished.
+    """Collects the tokens of one split and writes them as shards. Keeps up to two in memory until finish_folder().
 
     widths: bytes of each token, from tokenizers.token_bytes().
     """
@@ -42,14 +42,13 @@ class Writer:
                 self.flush()
 
     def take_back(self, n):
-        """The last n tokens that are held back; they count no more."""
+        """Removes the last n tokens, which are not written yet, and returns them."""
         self.fill -= n
         tail = self.buffer[self.fill:self.fill + n].copy()
         self.tokens, self.bytes = self.tokens - n, self.bytes - int(self.widths[tail].sum())
         return tail
 
     def flush(self):
-        """Writes a shard."""
         n = min(self.fill, self.shard_tokens)
         name = f"{self.split}_{len(self.shards):06d}.bin"
         self.shards[name] = {"tokens": n, "sha256": write_shard(self.folder / name, self.buffer[:n])}
@@ -57,7 +56,7 @@ class Writer:
 
 
 def finish_folder(folder, tokenizer, widths, writers, source):
-    """Writes what the {split: Writer} of a data folder hold back, and its meta.json; returns what is in that."""
+    """Writes the tokens that the {split: Writer} of a data folder still keep, and meta.json; returns its dict."""
     shards, splits = {}, {}
     for split, writer in writers.items():
         while writer.fill:
@@ -68,7 +67,7 @@ def finish_folder(folder, tokenizer, widths, writers, source):
 
 
 def write_meta(folder, tokenizer, vocab_size, widths, splits, shards, source):
-    """Writes token_bytes.npy (unless widths is None) and, last of a data folder, meta.json; returns what is in that."""
+    """Writes token_bytes.npy (unless widths is None) and last, to complete the folder, meta.json; returns its dict."""
     meta = {"version": 1, "source": source, "tokenizer": tokenizer, "vocab_size": vocab_size, "splits": splits,
             "shards": shards}
     if widths is not None:

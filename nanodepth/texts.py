@@ -1,4 +1,4 @@
-"""Text files, read document by document."""
+"""Reads text files document by document."""
 import glob
 import io
 import json
@@ -16,10 +16,10 @@ POINTER = b"version https://git-lfs.github.com/spec/"                   # how a 
 
 
 def text_files(paths):
-    """The files (str) that the paths mean: files, folders, or patterns such as "*.txt" where there is no such file.
+    """The files (str) of paths, which are files, folders, or patterns such as "*.txt" if no file has that name.
 
-    A folder means the files of KINDS in it and below it, without hidden ones. The files of one path are sorted, the
-    paths stay in order. UserError for a path that means no file, a file of another kind, and one that is meant twice.
+    A folder gives the files of KINDS in it and below it, without hidden ones. The paths stay in order; the files of
+    each path are sorted. UserError for a path without files, a file of another kind, and a file that is given twice.
     """
     files, seen = [], set()
     for path in map(os.path.expanduser, paths):
@@ -59,15 +59,15 @@ def files_below(folder):
 
 
 def kind_of(file):
-    """The key of KINDS that a file's name ends in, or None."""
+    """The key of KINDS with which a file's name ends, or None."""
     return next((kind for kind in KINDS if file.lower().endswith(kind)), None)
 
 
 def documents(files, field="text", label="reading"):
-    """Yields the text of each document of some files of KINDS, in order.
+    """Yields the text of each document in files of KINDS, in order.
 
-    field: where the text is in .jsonl and .parquet; "a.b" is the field b of the field a. Rows whose text is empty or
-    null are counted and left out. UserError naming file and line for what cannot be read.
+    field: which field of .jsonl and .parquet has the text; "a.b" is the field b of the field a. Skips rows whose text
+    is empty or null, and prints how many. UserError with file and line if something cannot be read.
     """
     n_empty, files = 0, [str(file) for file in files]
     total = sum(map(os.path.getsize, files))
@@ -85,18 +85,18 @@ def documents(files, field="text", label="reading"):
                     else:
                         n_empty += 1
     if n_empty:
-        print(f"{label}: {n_empty:,} rows without text left out")
+        print(f"{label}: skipped {n_empty:,} rows without text")
 
 
 def unpacked(disk, new_frame):
-    """Yields the lines of a packed file as bytes, frame by frame; zero bytes between frames are padding."""
-    frame, line = None, []                                              # line: the pieces of one, so far
+    """Yields the lines of a compressed file as bytes. Its frames may have zero bytes between them as padding."""
+    frame, line = None, []                                              # line: pieces of the current line
     while packed := disk.read(2**14):
         while packed := packed if frame else packed.lstrip(b"\0"):
             frame = frame or new_frame()
             try:
                 text = frame.decompress(packed)
-            except Exception as e:                                      # each packing has an error of its own
+            except Exception as e:                                      # each kind of archive has its own errors
                 raise UserError(f"{disk.name}: broken or truncated archive ({one_line(e)})") from None
             for piece in io.BytesIO(text):
                 line.append(piece)
@@ -111,7 +111,7 @@ def unpacked(disk, new_frame):
 
 
 def lines_of(disk):
-    """Yields (number from 1, text) of a file's lines, unpacked, without the byte order mark of some editors."""
+    """Yields (number from 1, text) of a file's lines, decompressed, without the byte order mark of some editors."""
     new_frame = PACKINGS.get(Path(disk.name).suffix.lower())
     for i, line in enumerate(unpacked(disk, new_frame) if new_frame else disk, 1):
         try:
@@ -121,7 +121,7 @@ def lines_of(disk):
 
 
 def text_documents(disk, field):
-    """Documents of a .txt or .md. Lines of only <|endoftext|> separate them, with the line break before each."""
+    """Documents of a .txt or .md. Lines with only <|endoftext|>, and the line break before each, separate them."""
     lines = []
     for _, line in lines_of(disk):
         if line.rstrip("\r\n") != EOT:
@@ -135,7 +135,7 @@ def text_documents(disk, field):
 
 
 def text_in(row, field):
-    """The text in a field of a row, a dict, or None for null. KeyError, TypeError if there is something else."""
+    """The text in a field of a row (a dict), or None for null. KeyError or TypeError if it has no text."""
     for name in [field] if field in row else field.split("."):
         row = None if row is None else row[name]
     if not isinstance(row, str | None):
@@ -144,7 +144,7 @@ def text_in(row, field):
 
 
 def jsonl_documents(disk, field):
-    """Documents of a .jsonl file: an object a line; blank lines do not count."""
+    """Documents of a .jsonl file, one object per line; blank lines do not count."""
     for i, line in lines_of(disk):
         if not line.strip():
             continue
@@ -153,20 +153,20 @@ def jsonl_documents(disk, field):
         except (ValueError, KeyError, TypeError) as e:
             raise UserError(f"{disk.name}:{i}: not a JSON object with text in the field {field!r} "
                             f"({type(e).__name__}): correct the line or name the --field") from None
-        yield text.encode("utf-8", "replace").decode()                  # half a surrogate pair is no text
+        yield text.encode("utf-8", "replace").decode()                  # half a surrogate pair becomes ?
 
 
 def parquet_documents(disk, field):
-    """Documents of a .parquet file: a row each."""
+    """Documents of a .parquet file, one per row."""
     import pyarrow.parquet
     try:
-        table = pyarrow.parquet.ParquetFile(disk, pre_buffer=False, buffer_size=2**20)      # no whole row groups
+        table = pyarrow.parquet.ParquetFile(disk, pre_buffer=False, buffer_size=2**20)      # not by whole row groups
         for rows in table.iter_batches(256, columns=[field]):
             try:
                 yield from [text_in(row, field) for row in rows.to_pylist()]
             except (KeyError, TypeError):
                 there = ", ".join(f"{column.name!r} ({column.type})" for column in table.schema_arrow)
-                raise UserError(f"{disk.name}: no text in a column {field!r}, but {there}: name the --field") from None
+                raise UserError(f"{disk.name}: no column {field!r} with text: name one with --field: {there}") from None
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as e:
         raise UserError(f"{disk.name}: broken or truncated ({one_line(e)})") from None
 
@@ -176,7 +176,7 @@ def zst_frame():
     return zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()
 
 
-PACKINGS = {".gz": lambda: zlib.decompressobj(31), ".xz": lzma.LZMADecompressor, ".zst": zst_frame}     # for one frame
+PACKINGS = {".gz": lambda: zlib.decompressobj(31), ".xz": lzma.LZMADecompressor, ".zst": zst_frame}     # of one frame
 KINDS = {kind + packing: read for packing in ("", *PACKINGS)
          for kind, read in ((".txt", text_documents), (".md", text_documents), (".jsonl", jsonl_documents))}
 KINDS[".parquet"] = parquet_documents

@@ -1,4 +1,4 @@
-"""What a training step and a decoded token cost on this machine: time, memory, and bytes moved by compiled kernels."""
+"""Measures training steps and decoding on this machine: time, memory, and bytes moved by compiled kernels."""
 import copy
 import gc
 import json
@@ -24,13 +24,13 @@ import probes
 from nanodepth.cli import UserError, parse_spec, pick, same_shape, user_errors
 from nanodepth.devices import autocast, cast_weights, flops_per_token
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")                             # torch's profiler says when it starts
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")                             # torch's profiler prints no start message
 
 
 class Row:
-    """One model under test, on the device from start() to free(). against: the spec of the gpt to compare it with.
+    """One model to measure, on the device from start() to free(). against: the spec of the gpt to compare it with.
 
-    args: those of bench.py, with the device and with ids, which are (idx, targets) (B, T).
+    args: those of bench.py, with the device and with ids: (idx, targets), each (B, T).
     """
 
     def __init__(self, spec, args, shape):
@@ -38,9 +38,9 @@ class Row:
         self.name, options = parse_spec(spec)
         for key in ("vocab_size", "max_len"):
             if options.get(key, shape[key]) < shape[key]:
-                raise UserError(f"{spec}: {key} must be at least {shape[key]:,}, that of the tokens it reads")
+                raise UserError(f"{spec}: {key} must be at least {shape[key]:,} for the tokens it reads")
         file, gpt = models.module(self.name), models.module("gpt").Config
-        asked = {"norm_eps": gpt.norm_eps, **shape, **options}                      # an eps of its own costs nothing
+        asked = {"norm_eps": gpt.norm_eps, **shape, **options}                      # another eps costs nothing
         with user_errors(f"{spec}: "), torch.device("meta"):
             self.config = models.config(self.name, **pick(file.Config, {**shape, **options}))
             model = file.Model(self.config)
@@ -53,16 +53,16 @@ class Row:
         self.autocast = autocast(args.device, args.dtype)
 
     def costs(self):
-        """What the model adds to gpt by its costs(): (parameters, FLOPs per token, numbers read per token), or None."""
+        """(parameters, FLOPs per token, numbers read per token) that the model adds to gpt, by its costs(); or None."""
         costs = probes.of(self.name, "costs")
         return costs(self.config, self.args.seq_len) if costs and models.baseline(self.name) == "gpt" else None
 
     def start(self):
-        """Puts the model on the device. If it is to train, a first step compiles it, another one gives the peak."""
+        """Puts the model on the device. For training, one step compiles it, and another measures peak memory."""
         torch.manual_seed(0)
         self.model = models.module(self.name).Model(self.config)
         with torch.no_grad():
-            for p in self.model.parameters():                                       # zeros are quicker to multiply
+            for p in self.model.parameters():                                       # zeros would multiply faster
                 p.add_(torch.randn_like(p) * 0.02)
         self.model.to(self.args.device).train()
         if self.args.decode:
@@ -86,7 +86,7 @@ class Row:
             torch.cuda.empty_cache()
 
     def step(self):
-        """Seconds of forward, backward, optimizer."""
+        """Takes a training step -> seconds of forward, backward, optimizer."""
         begin = now(self.args.device)
         with self.autocast:
             loss = self.model(*self.args.ids)[1]
@@ -99,7 +99,7 @@ class Row:
         return forward - begin, backward - forward, now(self.args.device) - backward
 
     def peak_bytes(self):
-        """The most that one step holds: this model's parameters and optimizer state, and what the step allocates."""
+        """Peak memory of one step: this model's parameters and optimizer state, and what the step allocates."""
         own = n_bytes([list(self.model.parameters()), *(opt.state for opt in self.optimizers)])
         if self.args.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -114,11 +114,11 @@ class Row:
         return own + max(e["args"]["Total Allocated"] for e in events if e.get("name") == "[memory]")
 
     def prepare_decoding(self, context):
-        """A cache that holds `context` tokens and has room for the new ones, batch 1; decodes once, which compiles.
+        """Makes a cache with `context` tokens and room for the new ones, batch 1; decodes once, to compile.
 
-        The context is noise, not read token by token: the time of a step does not depend on the numbers.
+        The context is noise, which the model has not read: the time of a step does not depend on the numbers.
         """
-        if self.decoder is None:                                                    # a copy: gpt goes on training
+        if self.decoder is None:                                                    # a copy: gpt still trains
             self.decoder = cast_weights(copy.deepcopy(self.model), self.args.dtype).eval()
         self.context, self.cache = context, self.new_cache(context + self.args.new_tokens)
         for t in tensors(vars(self.cache)):
@@ -133,7 +133,7 @@ class Row:
 
     @torch.no_grad()
     def decode(self):
-        """Seconds per new token after the context, greedy."""
+        """Decodes greedily after the context -> seconds per new token."""
         token = torch.zeros(1, 1, dtype=torch.long, device=self.args.device)
         self.cache.pos.fill_(self.context)
         begin = now(self.args.device)
@@ -144,24 +144,23 @@ class Row:
 
 
 def tensors(held):
-    """All tensors in lists and dictionaries, but for scalars like a cache's position."""
+    """All tensors in lists and dictionaries, except scalars such as a cache's position."""
     return [t for t in tree_leaves(held) if torch.is_tensor(t) and t.ndim]
 
 
 def n_bytes(held):
-    """Of all tensors in lists and dictionaries."""
     return sum(t.nbytes for t in tensors(held))
 
 
 def count_bytes():
-    """From now on inductor counts the bytes that the kernels of each graph read and write, by their shapes."""
-    log = torch._inductor.compile_fx.inductor_metrics_log                           # it counts where this log is on
+    """From now on inductor counts the bytes that the kernels of each graph read and write, from their shapes."""
+    log = torch._inductor.compile_fx.inductor_metrics_log                           # it counts while this log is on
     log.setLevel(logging.INFO)
     log.propagate, log.handlers = False, [logging.NullHandler()]
 
 
 def now(device):
-    """Seconds, after all work on the device is done."""
+    """The time in seconds, after all work on the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()

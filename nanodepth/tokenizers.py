@@ -19,23 +19,23 @@ SPACES = re.compile(r"(?<![^\S\x1c-\x1f])[^\S\x1c-\x1f]{500000,}(?=[\S\x1c-\x1f]
 
 
 def pieces(text):
-    """The text in pieces that have the same tokens as the whole: a long run of spaces is cut before the word's own."""
+    """The text in pieces with the same tokens as the whole: a long run of spaces is cut before its last one."""
     cuts = [run.end() - 1 for run in SPACES.finditer(text)] if len(text) > 500_000 else []
     return [text[a:b] for a, b in pairwise([0, *cuts, len(text)])]
 
 
 class Tokenizer(tiktoken.Encoding):
-    """tiktoken's, but a million spaces in a row are no error."""
+    """tiktoken's, but without an error for a million spaces in a row."""
 
     def encode_ordinary(self, text):
         return list(chain.from_iterable(map(super().encode_ordinary, pieces(text))))
 
 
 def load_tokenizer(name) -> Tokenizer:
-    """The tokenizer `gpt2`, `byte` (ids are byte values, 256 ends a text), or that of a file of merge ranks.
+    """The tokenizer `gpt2`, `byte` (ids are byte values; 256 is end-of-text), or that of a file of merge ranks.
 
-    The file has a line `BASE64 RANK` per token (tiktoken's format); its end-of-text id is the number of ranks, and it
-    splits text like GPT-2. UserError for a missing or broken file, and for gpt2 when its vocabulary cannot be had.
+    The file has a line `BASE64 RANK` per token (tiktoken's format). Its end-of-text id is the number of ranks, and text
+    is split as by GPT-2. UserError for a missing or broken file, and for gpt2 if its vocabulary cannot be downloaded.
     """
     name, pattern = os.path.expanduser(name), SPLIT_PATTERN
     if name == "byte":
@@ -44,8 +44,8 @@ def load_tokenizer(name) -> Tokenizer:
         try:
             ranks = tiktoken.get_encoding("gpt2")._mergeable_ranks
         except (OSError, ValueError) as e:                       # requests' errors are OSErrors; ValueError: wrong hash
-            raise UserError(f"tokenizer gpt2 needs its vocabulary once from the network ({type(e).__name__}): connect "
-                            "once, or set TIKTOKEN_CACHE_DIR to a folder that has it, or prepare the text with "
+            raise UserError(f"tokenizer gpt2 must download its vocabulary once ({type(e).__name__}): connect to the "
+                            "network, or set TIKTOKEN_CACHE_DIR to a folder that has it, or prepare the text with "
                             "--tokenizer byte") from None
     else:
         ranks = read_ranks(name)
@@ -53,7 +53,7 @@ def load_tokenizer(name) -> Tokenizer:
 
 
 def read_ranks(name) -> dict:
-    """{token in bytes: its rank} of a file of merge ranks. UserError unless they give any text uint16 tokens."""
+    """{token in bytes: its rank} of a file of merge ranks. UserError unless they can encode any text as uint16."""
     try:
         lines = [line.split() for line in Path(name).read_bytes().splitlines()]
         ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
@@ -72,7 +72,7 @@ def read_ranks(name) -> dict:
 def run_tokenizer(run, config):
     """The tokenizer of a run folder with this config: its own file if it has one, else gpt2 or byte.
 
-    tokenizer.json, in folders that convert.py made, is read by the package tokenizers. Raises UserError.
+    A tokenizer.json, in folders that convert.py made, needs the package tokenizers. UserError as in load_tokenizer().
     """
     for name, load in (("tokenizer.tiktoken", load_tokenizer), ("tokenizer.json", JsonTokenizer)):
         if (Path(run) / name).is_file():
@@ -81,7 +81,7 @@ def run_tokenizer(run, config):
 
 
 class JsonTokenizer:
-    """A tokenizer.json of Hugging Face with the four members of a tiktoken.Encoding that we use."""
+    """A Hugging Face tokenizer.json, with the four members of tiktoken.Encoding that we use."""
 
     def __init__(self, path):
         import tokenizers                                               # the package, and not this file
@@ -91,14 +91,14 @@ class JsonTokenizer:
             raise UserError(f"{path}: not a tokenizer.json: {e}") from None
         self.inner.no_truncation()                                      # settings of training, not of the text
         self.inner.no_padding()
-        self.n_vocab = 1 + max(self.inner.get_vocab().values(), default=-1)                 # there may be holes
+        self.n_vocab = 1 + max(self.inner.get_vocab().values(), default=-1)                 # ids may have gaps
         ids = map(self.inner.token_to_id, (EOT, "<|end_of_text|>", "</s>"))
         self.eot_token = next((i for i in ids if i is not None), None)
         if self.eot_token is None:
             raise UserError(f"{path}: no end-of-text token ({EOT}, <|end_of_text|> or </s>)")
 
     def encode_ordinary(self, text):
-        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")    # like tiktoken: no half pairs
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")    # as tiktoken: no half pairs
         return self.inner.encode(text, add_special_tokens=False).ids
 
     def decode(self, tokens):
@@ -119,8 +119,8 @@ def train_bpe(texts, n_vocab: int, path):
     Needs the package rustbpe. UserError for n_vocab outside 257 ... 65,536, and for too little text.
     """
     if not 257 <= n_vocab <= MAX_VOCAB:
-        raise UserError(f"a vocabulary of {n_vocab} is not possible: 256 bytes and end-of-text make 257, uint16 ends "
-                        f"at {MAX_VOCAB}")
+        raise UserError(f"a vocabulary of {n_vocab} is not possible: at least 257 (256 bytes and end-of-text), at most "
+                        f"{MAX_VOCAB} (uint16)")
     import rustbpe
     learner = rustbpe.Tokenizer()
     learner.train_from_iterator((piece for text in texts for piece in pieces(text)), n_vocab - 1, pattern=SPLIT_PATTERN)

@@ -1,10 +1,10 @@
-"""Losses of a study's systems minus gpt's, with 95% intervals: python results/compare.py FOLDER
+"""Compares the systems of a study with gpt, with 95% intervals: python results/compare.py FOLDER
 
-FOLDER has the runs.csv and logs.jsonl.xz of results/study/study.py --results FOLDER. A table for each length of runs;
-of several scales of the rates, the one with which a system's seed 0 does best on the targets that cannot be copied.
+FOLDER has the runs.csv and logs.jsonl.xz of results/study/study.py --results FOLDER. Prints one table per length of the
+runs, each system at its best learning rates: those with the lowest loss of seed 0 on targets that are not copyable.
 
-The losses are fitted by a mean per system plus a mean per seed: a randomised block design, since a seed fixes the
-batches. All systems share one standard deviation: a few seeds of one system alone would leave its own almost unknown.
+We fit one mean per system and one per seed (a randomised block design), because a seed fixes the batches. All systems
+share one standard deviation, because a few seeds say little about the noise of one system.
 """
 import argparse
 import csv
@@ -34,7 +34,7 @@ def number(text):
 
 
 def read(folder):
-    """[run]: the columns of its line of runs.csv, and the rows of its log as "train" and "val"."""
+    """[run]: a dict with the columns of its line in runs.csv, and the rows of its log as "train" and "val"."""
     logs = defaultdict(lambda: {"train": [], "val": []})
     with lzma.open(folder / "logs.jsonl.xz", "rt") as file:
         for row in map(json.loads, file):
@@ -45,7 +45,7 @@ def read(folder):
 
 
 def groups(runs, **columns):
-    """{system: its runs by seed} of those that have these values in their columns and did not diverge."""
+    """{system: its runs, sorted by seed}, of the runs that have these values in their columns and did not diverge."""
     found = {}
     for run in sorted(runs, key=lambda run: run["seed"]):
         if math.isfinite(run["loss"]) and all(run[name] == x for name, x in columns.items()):
@@ -54,13 +54,13 @@ def groups(runs, **columns):
 
 
 def final(each, column="loss"):
-    """{system: {seed: loss}} of groups(), without runs that lack it."""
+    """{system: {seed: loss}} of groups(), without runs that lack this column."""
     found = {name: {run["seed"]: run[column] for run in runs if run[column] is not None} for name, runs in each.items()}
     return {name: losses for name, losses in found.items() if losses}
 
 
 def others(each):
-    """The same on the targets that cannot be copied from the window."""
+    """final() on the targets that are not copyable."""
     return final(each, "others")
 
 
@@ -68,7 +68,7 @@ def others(each):
 
 
 def design(losses):
-    """(X, y) of {system: {seed: loss}}: a row per run, with a 1 for its system and a 1 for its seed; y has its loss."""
+    """(X, y) for {system: {seed: loss}}: one row per run. X has a 1 for its system and a 1 for its seed, y its loss."""
     rows = [(system, seed, loss) for system, at in losses.items() for seed, loss in at.items()]
     seeds = sorted({seed for _, seed, _ in rows})
     X = [[system == name for name in losses] + [seed == s for s in seeds] for system, seed, _ in rows]
@@ -76,7 +76,7 @@ def design(losses):
 
 
 def residuals(losses):
-    """What the fit leaves of each loss, and the degrees of freedom."""
+    """(residual of each loss after the fit, degrees of freedom)."""
     X, y = design(losses)
     return y - X @ np.linalg.lstsq(X, y, rcond=None)[0], int(len(y) - np.linalg.matrix_rank(X))
 
@@ -88,7 +88,7 @@ def noise(losses):
 
 
 def contrast(losses, a, b):
-    """The weight of each run in the difference of a to b; None where no seeds connect the two."""
+    """The weight of each run in the difference a - b; None if no seeds connect the two systems."""
     if a not in losses or b not in losses:
         return None
     X, _ = design(losses)
@@ -100,10 +100,10 @@ def contrast(losses, a, b):
 
 
 def difference(losses, a, b):
-    """(difference of a to b, half of its 95% interval); the half is None without noise(), all None without contrast().
+    """(a - b, half-width of its 95% interval). The half-width is None without noise(), both are without contrast().
 
-    With the same seeds for all it is the mean difference over the seeds. Seeds that only some have count as far as they
-    say something about a and b.
+    If all systems have the same seeds, a - b is the mean difference over the seeds. Seeds that only some systems have
+    count as far as they say something about a and b.
     """
     weights = contrast(losses, a, b)
     if weights is None:
@@ -114,7 +114,7 @@ def difference(losses, a, b):
 
 
 def gap(losses, a, b="gpt"):
-    """difference() as text, and its sign: -1 or 1 outside of the noise, else 0."""
+    """(difference() as text, its sign): -1 or 1 if the interval excludes 0, else 0; None if there is no interval."""
     value, half = difference(losses, a, b)
     if a == b or value is None:
         return "", None
@@ -135,7 +135,7 @@ def main_table(each):
 
 
 def best_scales(runs):
-    """groups() of each system at the scale with which its seed 0 does best."""
+    """groups() of each system, at the scale of its learning rates that is best for seed 0."""
     scales = {scale: groups(runs, scale=scale) for scale in {run["scale"] for run in runs}}
     systems = dict.fromkeys(run["system"] for run in runs)
     at = {name: [each[name] for each in scales.values() if name in each and each[name][0]["seed"] == 0]
@@ -145,7 +145,7 @@ def best_scales(runs):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="of runs.csv and logs.jsonl.xz")
+    parser.add_argument("folder", type=Path, help="folder with runs.csv and logs.jsonl.xz")
     args = parser.parse_args()
     try:
         runs = read(args.folder)

@@ -1,4 +1,4 @@
-"""What the scripts in this folder share: running train.py in one thread, final losses, tables in pages."""
+"""What the scripts in this folder share: they run train.py in one thread, read final losses, write tables in pages."""
 import json
 import math
 import os
@@ -14,7 +14,7 @@ from nanodepth import data, record, runs  # noqa: E402
 
 
 def script(log, name, *words):
-    """Runs a script of the top folder in one thread; its output goes to the end of the file `log`. -> exit code"""
+    """Runs a script of the top folder in one thread; appends its output to the file `log`. -> exit code"""
     words = [sys.executable, str(TOP / name), *map(str, words)]
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "a") as f:
@@ -23,18 +23,18 @@ def script(log, name, *words):
 
 
 def final_loss(run):
-    """The validation loss at the last step; None without a log, inf if the run did not get there or diverged."""
+    """The validation loss at the last step; None without a log, inf if the run has not finished or diverged."""
     if not (run / "log.jsonl").exists():
         return None
     text = (run / "log.jsonl").read_text()
-    rows = [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]     # without a line that was cut off
+    rows = [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]     # skips a line that was cut off
     steps = json.loads((run / "config.json").read_text())["options"]["max_steps"]
     loss = next((row["loss"] for row in rows if row["kind"] == "val" and row["step"] == steps), math.inf)
     return loss if loss is not None and math.isfinite(loss) else math.inf
 
 
 def train(run, model, **options):
-    """Makes a run of `--model model --option value ...` in the folder `run`, or finishes it. Returns its final loss.
+    """Starts or continues a run of `--model model --option value ...` in the folder `run`. Returns its final loss.
 
     Its output goes to RUN.txt. A loss that is not finite ends the run; any other error ends this program.
     """

@@ -1,4 +1,4 @@
-"""Lines, parameters and FLOPs of every model: python results/sizes.py writes sizes.md and columns of README."""
+"""Lines, parameters and FLOPs of every model: python results/sizes.py writes sizes.md, and two columns in README."""
 import ast
 import difflib
 import re
@@ -23,7 +23,7 @@ default). `python results/sizes.py` makes the table.
 
 
 def code(path):
-    """(lines of code of a file without docstrings and blank lines, lines of its own docstring, all lines)."""
+    """(a file's lines of code without docstrings and blank lines, number of lines of its docstring, of the file)."""
     text, docstrings = path.read_text(), []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
@@ -34,7 +34,7 @@ def code(path):
 
 
 def changed(name):
-    """How many lines of code a model's file adds to its parent or takes from it."""
+    """How many lines of code a model's file adds to its parent and removes from it."""
     own, parent = (code(Path(models.module(n).__file__))[0] for n in (name, models.parent(name)))
     return sum(line[0] in "+-" for line in list(difflib.unified_diff(parent, own, n=0, lineterm=""))[2:])
 

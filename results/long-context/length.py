@@ -1,8 +1,8 @@
 """Texts longer than in training: python results/long-context/length.py --data wiki     (from the top folder; hours)
 
-Each system is trained on windows of T tokens; then the same checkpoint reads the same validation text, every token
-predicted once, in windows of T, 2 T and 4 T. Shape, batches, steps and rates of all systems are those of gpt in
-results/study-small. It can be interrupted: what is trained is not trained again. Writes runs.csv and README's table.
+Trains each system on windows of T tokens. The same checkpoint then predicts every token of the same validation text
+once, in windows of T, 2 T and 4 T. All systems have the shape, batches, steps and rates of gpt in results/study-small.
+Start it again after an interruption: finished runs are kept. Writes runs.csv and the table in README.md.
 """
 import argparse
 import csv
@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 import publish  # noqa: E402
 
-SYSTEMS = {                                     # name in the table: model and options; kernel=0: the positions alone
+SYSTEMS = {                                     # name in the table: model and options; kernel=0: without DAPE
     "gpt (RoPE)": "gpt", "RoPE + DAPE": "dape position=rope",
     "NoPE": "dape position=none kernel=0", "NoPE + DAPE": "dape position=none",
     "ALiBi": "dape position=alibi kernel=0", "ALiBi + DAPE": "dape position=alibi",
@@ -28,7 +28,7 @@ COLUMNS = ["run", "system", "seed", "steps", "parameters", "data", "seq_len", *L
 
 
 def measure(run, system, seed, data, T):
-    """The line of a run, which is made if it has not been."""
+    """The line of a run in runs.csv. Trains the run if necessary."""
     model, *own = SYSTEMS[system].split()
     loss = publish.train(run, model, **SHAPE, **dict(option.split("=") for option in own), data=data, seed=seed,
                          seq_len=T, max_len=T * max(LOSSES))
@@ -45,7 +45,7 @@ def measure(run, system, seed, data, T):
 
 
 def table(lines):
-    """Mean losses as a Markdown table, with the change by longer windows; ±: standard deviation over seeds."""
+    """Mean losses as a Markdown table, with the change in longer windows; ±: standard deviation over seeds."""
     T, rows = int(lines[0]["seq_len"]), []
     for system in dict.fromkeys(line["system"] for line in lines):
         own = [line for line in lines if line["system"] == system]
@@ -63,11 +63,11 @@ def table(lines):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="wiki", help="folder made by data_prep.py, or its name under data/ (wiki)")
-    parser.add_argument("--out", type=Path, default=Path("runs/length"), help="where the runs go (runs/length)")
+    parser.add_argument("--out", type=Path, default=Path("runs/length"), help="folder for the runs (runs/length)")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="NAME",
-                        help=f"of {', '.join(SYSTEMS)} (all)")
+                        help=f"systems to train, of {', '.join(SYSTEMS)} (all)")
     parser.add_argument("--seq_len", type=int, default=256, help="T, tokens of a training window (256)")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each system (3)")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds per system (3)")
     args = parser.parse_args()
     lines = []
     for system in args.systems:

@@ -1,14 +1,13 @@
-"""Reasoning depth: which model learns to follow how many arrows?     python results/reasoning-depth/hops.py (hours)
+"""Reasoning depth: how many arrows does each model learn to follow?     python results/reasoning-depth/hops.py (hours)
 
-The task Depo of "Physics of Language Models: Part 4.1" (arXiv:2512.17351): a document is a random cycle of N nodes, its
-arrows in random order, then questions: which node is k arrows behind this one?
+The task is Depo of "Physics of Language Models: Part 4.1" (arXiv:2512.17351). A document is a random cycle of N nodes,
+its arrows in random order, then questions: at which node do you arrive if you follow k arrows from node q?
 
     end-of-text  x1 y1 ... xN yN  k q answer  k q answer ...
 
-Every system gets the same shape, data, steps and rates. Then the percent of right answers per k on documents that no
-run has seen, each document's first question for that k alone: later ones may be copied from earlier ones. One run at a
-time, in one thread; it may be killed at any moment, and a run with a line in runs.csv is not made again. Writes the
-table in README.md.
+All systems get the same shape, data, steps and rates. The score is the percent of right answers per k on unseen
+documents. Only a document's first question for each k counts: later answers may be copied. Runs go one after another,
+in one thread. You may kill it at any moment: a run with a line in runs.csv is kept. Writes the table in README.md.
 """
 import argparse
 import csv
@@ -36,8 +35,8 @@ EOT = 256                                       # of the tokenizer "byte"; 0 ...
 
 
 def document(rng):
-    """int64 (1 + 2 NODES + 3 QUESTIONS,)"""
-    cycle = rng.permutation(128)[:NODES]                                        # the arrow of cycle[i]: to cycle[i + 1]
+    """A random document, int64 (1 + 2 NODES + 3 QUESTIONS,)."""
+    cycle = rng.permutation(128)[:NODES]                                        # an arrow: cycle[i] to cycle[i + 1]
     arrows = rng.permutation(np.stack((cycle, np.roll(cycle, -1)), axis=1))
     k, at = rng.integers(1, HOPS + 1, QUESTIONS), rng.integers(NODES, size=QUESTIONS)
     questions = np.stack((128 + k, cycle[at], cycle[(at + k) % NODES]), axis=1)
@@ -45,7 +44,7 @@ def document(rng):
 
 
 def prepare(folder, n_tokens=8_000_000):
-    """The task as a data folder."""
+    """Writes the task as a data folder."""
     folder.mkdir(parents=True, exist_ok=True)
     widths, writers = token_bytes(load_tokenizer("byte")), {}
     for seed, (split, amount) in enumerate((("train", n_tokens), ("val", n_tokens // 40))):
@@ -58,7 +57,7 @@ def prepare(folder, n_tokens=8_000_000):
 
 @torch.inference_mode()
 def score(run, n_documents=2048):
-    """Percent of documents whose first question for k is answered rightly, for k of 1 ... HOPS."""
+    """Percent of documents whose first question for k is answered correctly, for k = 1 ... HOPS."""
     model, config = runs.load(run, torch.device("cpu"))
     rng = np.random.default_rng((HOPS, 2))
     tokens = torch.from_numpy(np.stack([document(rng) for _ in range(n_documents)]))
@@ -72,7 +71,7 @@ def score(run, n_documents=2048):
 
 
 def table(lines):
-    """Per system the mean over its seeds, and each seed."""
+    """One row per system: the mean over its seeds, and each seed."""
     rows = []
     for system in dict.fromkeys(line["system"] for line in lines):
         mine = [line for line in lines if line["system"] == system]
@@ -84,8 +83,8 @@ def table(lines):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/hops"), help="where data and runs go (runs/hops)")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("runs/hops"), help="folder for data and runs (runs/hops)")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds per system (3)")
     args = parser.parse_args()
     out, kept = args.out.resolve(), HERE / "runs.csv"
     if not (out / "data" / "meta.json").exists():

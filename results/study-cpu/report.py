@@ -1,7 +1,7 @@
-"""Tables and pictures of this folder's pages: python results/study-cpu/report.py
+"""Makes the tables and pictures of this folder's pages: python results/study-cpu/report.py
 
-Rewrites what stands between <!-- NAME --> and <!-- end --> in README.md, claims.md, plain.md and rates.md, and two
-columns of the repository's table of models, from runs.csv, logs.jsonl.xz and speed.csv; draws curves.png and gaps.png.
+Reads runs.csv, logs.jsonl.xz and speed.csv. Rewrites the text between <!-- NAME --> and <!-- end --> in README.md,
+claims.md, plain.md, rates.md, and two columns in the repository's README. Draws curves.png and gaps.png.
 """
 import argparse
 import csv
@@ -19,7 +19,7 @@ from publish import fill, markdown  # noqa: E402
 
 from nanodepth import curves, pictures  # noqa: E402
 
-CLAIMS = (  # the first has the lower loss, says
+CLAIMS = (  # system with the lower loss, than this system, according to
     ("gpt-gated", "gpt", "ExoFormer, table 1"), ("resformer", "gpt", "ExoFormer, table 1; SATFormer, table 5"),
     ("satformer", "gpt", "SATFormer, table 5"), ("satformer", "resformer", "SATFormer, section 4.3"),
     ("exoformer", "gpt-gated", "ExoFormer, table 1"), ("exoformer", "resformer", "ExoFormer, table 1"),
@@ -44,19 +44,19 @@ PLAIN_RATES = (0.002, 0.004)
 
 
 def plain_groups(runs):
-    """{system: its runs on the plain recipe} at the rate that is best for seed 0."""
+    """{system: its runs on the plain recipe}, at the learning rate that is best for seed 0."""
     rates = [groups(runs, kind="plain", adamw_lr=rate) for rate in PLAIN_RATES]
     return {name: min((each[name] for each in rates), key=lambda some: some[0]["loss"]) for name in rates[0]}
 
 
 def speeds(column="speed"):
-    """{system: speed of its training step over gpt's}, by bench.py."""
+    """{system: speed of its training step over gpt's}, measured by bench.py."""
     with open(HERE / "speed.csv") as file:
         return {row["system"]: float(row[column]) for row in csv.DictReader(file)}
 
 
 def coverage(losses, a, b):
-    """How often the interval of difference() holds the truth, if each system has the deviation of its own residuals."""
+    """How often the interval of difference() covers the truth if each system has the variance of its own residuals."""
     rest, left = residuals(losses)
     rest, variances = iter(rest), []
     for at in losses.values():
@@ -70,9 +70,9 @@ def coverage(losses, a, b):
 
 
 def saving_table(strong, lengths):
-    """How many times its tokens gpt needs for a system's loss, and the same charged by the time of a step.
+    """How many times a system's tokens gpt needs for the same loss, and how many times its training time.
 
-    lengths: {steps: gpt's runs}. With the interval that the loss has; > and < where it lies outside of these lengths.
+    lengths: {steps: gpt's runs}. The intervals are those of the loss; > and < lie outside of these lengths.
     """
     speed, rows = speeds(), []
 
@@ -132,7 +132,7 @@ def coverage_lines(strong):
 
 
 def front(text, strong):
-    """The repository's README with today's numbers in its table: loss on what is not copyable, time of a step."""
+    """The repository's README with today's numbers in its table: loss on targets not copyable, time of a step."""
     losses, speed = others(strong), speeds()
     for row, system in FRONT.items():
         cells = f"| {gap(losses, system)[0]} | {1 / speed[system]:.2f} |"
@@ -142,7 +142,7 @@ def front(text, strong):
 
 
 def rates_table(runs, head, bold=lambda run: True):
-    """The loss of each try at the rates; the best of a system is bold, of those that `bold` lets count."""
+    """The loss at each of the learning rates. Bold is the best of a system, among the runs that `bold` lets count."""
     rows, tries = [], {}
     for run in sorted(runs, key=lambda run: (run["system"], run["run"])):
         tries.setdefault(run["system"], []).append(run)
@@ -161,7 +161,7 @@ def rates_table(runs, head, bold=lambda run: True):
 
 
 def curves_picture(strong, plain):
-    """The better half of the systems that have both recipes; time by the speeds of an idle machine."""
+    """Curves of the better half of the systems that have both recipes; time from the speeds on an idle machine."""
     rows = curves.summarise(strong, "gpt")
     best = sorted((name for name in plain if name != "gpt"), key=lambda name: rows[name]["loss"])[:6]
     shown = {name: {**rows[name], "tok_s": speeds("tokens_per_s")[name],

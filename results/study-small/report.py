@@ -1,6 +1,6 @@
-"""Tables and picture of this folder's page: python results/study-small/report.py
+"""Makes the tables and the picture of this folder's page: python results/study-small/report.py
 
-Rewrites what stands between <!-- NAME --> and <!-- end --> in README.md, from runs.csv and logs.jsonl.xz, and draws
+Reads runs.csv and logs.jsonl.xz. Rewrites the text between <!-- NAME --> and <!-- end --> in README.md, and draws
 curves.png.
 """
 import argparse
@@ -15,7 +15,7 @@ from publish import fill, markdown  # noqa: E402
 from nanodepth import curves, pictures  # noqa: E402
 
 GATED = "gpt gate=elementwise"
-CLAIMS = (  # the first has the lower loss, says
+CLAIMS = (  # system with the lower loss, than this system, according to
     (GATED, "gpt", "ExoFormer, table 1"), ("resformer", "gpt", "ExoFormer, table 1; SATFormer, table 5"),
     ("satformer", "gpt", "SATFormer, table 5"), ("satformer", "resformer", "SATFormer, section 4.3, at every scale"),
     ("exoformer", GATED, "ExoFormer, table 1"), ("exoformer", "resformer", "ExoFormer, table 1"),
@@ -30,7 +30,7 @@ CLAIMS = (  # the first has the lower loss, says
 
 
 def claims_table(final):
-    """The papers' orderings, by differences paired by seed and Student's interval."""
+    """The papers' claims: differences paired by seed, with Student's 95% intervals."""
     rows = []
     for a, b, source in CLAIMS:
         gap, half = curves.interval(curves.gaps(final[a], final[b], curves.end(final[a])[0]))

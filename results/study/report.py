@@ -1,8 +1,8 @@
-"""Table and picture of this folder's page, from runs.csv and logs.jsonl.xz: python results/study/report.py
+"""Makes the tables and the picture of this folder's page: python results/study/report.py
 
-Rewrites what stands between <!-- NAME --> and <!-- end --> in README.md and draws leads.png: the lead of each system
-over gpt against tokens, with 95% bands. --results names another folder with these files. The time of a step is that of
-speed.csv, of an idle machine, if there is one: the runs themselves had others beside them.
+Reads runs.csv and logs.jsonl.xz. Rewrites the text between <!-- NAME --> and <!-- end --> in README.md, and draws
+leads.png: each system's lead over gpt against tokens, with 95% bands. --results names another folder with these files.
+The time of a step comes from speed.csv, if it exists, measured on an idle machine: the runs shared theirs.
 """
 import argparse
 import csv
@@ -27,7 +27,7 @@ SHOWN = 8                                                               # system
 
 
 def parameters(system):
-    """Of a system at the study's shape and 4,096 token ids."""
+    """Number of parameters of a system at the study's shape, with 4,096 token ids."""
     words = SYSTEMS.get(system, (system,))[0].split()
     _, config, _ = train.parse(["--model", *words, "--preset", "study"])
     with torch.device("meta"):
@@ -35,13 +35,13 @@ def parameters(system):
 
 
 def ends(runs):
-    """{steps: best_scales() of the runs of this length}, the shortest first."""
+    """{steps: best_scales() of the runs of this length}, shortest first."""
     return {steps: best_scales([run for run in runs if run["steps"] == steps])
             for steps in sorted({run["steps"] for run in runs})}
 
 
 def step_times(folder):
-    """{system: time of a step over gpt's} of speed.csv (columns system and speed)."""
+    """{system: time of a step over gpt's}, from speed.csv (columns system and speed)."""
     path = folder / "speed.csv"
     lines = csv.DictReader(path.read_text().splitlines()) if path.exists() else ()
     return {line["system"]: 1 / float(line["speed"]) for line in lines}
@@ -50,8 +50,8 @@ def step_times(folder):
 def leads_table(at, times, losses=final):
     """Loss minus gpt's at the end of each length, in nats: below zero the system is ahead.
 
-    And of a system's longest runs: how many times its tokens gpt would need for their loss, by gpt's own ends; the time
-    of a step over gpt's; and the first over the second, above 1 where the idea pays for its time.
+    Then, for a system's longest runs: how many times their tokens gpt would need for the same loss, from gpt's own
+    lengths; the time of a step over gpt's; and the first over the second, above 1 if the idea pays for its time.
     """
     rows = []
     for name in dict.fromkeys(name for each in at.values() for name in each if name != "gpt"):
@@ -68,7 +68,7 @@ def leads_table(at, times, losses=final):
 
 
 def lead_curve(each, system):
-    """[(tokens, lead, half of its 95% interval or None)] at the validations that a system and gpt share."""
+    """[(tokens, lead, half-width of its 95% interval or None)] at the validations that a system and gpt share."""
     loss = {name: {run["seed"]: {row["tokens"]: row["loss"] for row in run["val"] if row["loss"]} for run in each[name]}
             for name in (system, "gpt")}
     shared = set.intersection(*(set(at) for runs in loss.values() for at in runs.values())) - {0}
@@ -80,7 +80,7 @@ def lead_curve(each, system):
 
 
 def leads_picture(at):
-    """The longest runs: lead over gpt against tokens, and beside it the losses of gpt's seeds."""
+    """For the longest runs: lead over gpt against tokens, and beside it the losses of gpt's seeds."""
     fig, ((left, right),) = pictures.figure(1, 2, (12, 5), width_ratios=(2, 1))
     each = list(at.values())[-1]
     names = sorted((name for name in each if name != "gpt"), key=lambda name: difference(others(each), name, "gpt")[0])
@@ -107,7 +107,7 @@ def tables(at, times):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=HERE, help="folder of runs.csv and logs.jsonl.xz (this one)")
+    parser.add_argument("--results", type=Path, default=HERE, help="folder with runs.csv and logs.jsonl.xz (this one)")
     folder = parser.parse_args().results
     at = ends(read(folder))
     fill(folder / "README.md", **tables(at, step_times(folder)))

@@ -1,19 +1,19 @@
-"""The study of this folder, run by run: python results/study/study.py --data wiki
+"""Trains the runs of this study: python results/study/study.py --data wiki
 
-Each run is one trunk at a constant rate with four ends: after 400, 800, 1,600 and 3,200 steps the rate falls to a tenth
-over a quarter as many steps, so that models of 500, 1,000, 2,000 and 4,000 steps come out of 4,700 steps. train.py does
-this itself: a finished run has before_decay/, from which the next leg goes on with a larger --max_steps.
+A run trains at a constant learning rate and ends four times: after 400, 800, 1,600 and 3,200 steps the rate decays to a
+tenth over a quarter as many steps. So 4,700 steps give models of 500, 1,000, 2,000 and 4,000 steps. Each is a leg of
+the run: it continues from before_decay/ of the leg before, with a larger --max_steps.
 
-Every system has rates whose ratios come from earlier tries. Their scale is found with seed 0 at 1,000 steps: the rates
-are halved as long as the loss on targets that cannot be copied falls, at most twice (--scales 1: never). Then come
-seed 0 of all systems, seeds 1 and 2, and last the longest legs.
+Every system has its own learning rates; their ratios come from earlier sweeps. Seed 0 tunes their scale at 1,000 steps:
+the rates are halved, at most twice, as long as the loss on targets that are not copyable falls (--scales 1: no tuning).
+Seed 0 of all systems is trained first, then seeds 1 and 2, and last the longest legs.
 
-It may be killed at any moment: a run goes on from its last checkpoint. A finished leg is a line of runs.csv and rows of
-logs.jsonl.xz beside this file (or in --results), and is not run again. Several processes share the work.
+You may kill it at any moment and start it again: a run continues from its last checkpoint. A finished leg is a line in
+runs.csv and rows in logs.jsonl.xz (here or in --results), and is kept. Several processes share the work.
 
     python results/study/study.py --data mine --results runs/mine --systems gpt mymodel --steps 1000
 
-Other options go to train.py, so this is the larger study on a GPU (29M parameters in the blocks, 655M tokens):
+Other options go to train.py. This is the larger study on a GPU (29M parameters in the blocks, 655M tokens):
 
     python results/study/study.py --data fineweb-edu --results runs/study-30m --preset study-30m --dtype bf16 --seeds 2
 """
@@ -68,13 +68,13 @@ class Results:
 
     @contextmanager
     def alone(self):
-        """One process at a time."""
+        """Lets in one process at a time."""
         with open(self.folder / ".lock", "w") as f:
             fcntl.flock(f, fcntl.LOCK_EX)
             yield
 
     def add(self, line, rows):
-        """A finished leg; one of the same name is replaced."""
+        """Adds a finished leg, or replaces the one of this name."""
         with self.alone():
             lines = {**self.legs(), line["run"]: line}
             kept = [row for row in lzma.open(self.logs, "rt") if json.loads(row)["run"] != line["run"]] \
@@ -87,7 +87,7 @@ class Results:
 
 @contextmanager
 def claimed(path):
-    """Whether this process has the work to itself; another process that wants it meanwhile gets False."""
+    """Yields whether this process gets the work. Until the block ends, other processes that ask get False."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{path}.lock", "w") as f:
         try:
@@ -99,7 +99,7 @@ def claimed(path):
 
 
 def train(folder, system, seed, scale, rates, steps, before, args):
-    """Makes a leg, or finishes it; before: the folder of the leg before, or None."""
+    """Trains a leg, or the rest of it; before: the folder of the leg before, or None."""
     if before and not (folder / "ckpt.pt").exists():
         shutil.rmtree(f"{folder}.part", ignore_errors=True)
         shutil.copytree(before / "before_decay", f"{folder}.part")
@@ -120,7 +120,7 @@ def train(folder, system, seed, scale, rates, steps, before, args):
 
 
 def summary(folder, system, scale):
-    """(its line of runs.csv, the rows of its log that are kept: validations and every tenth step)."""
+    """(a leg's line of runs.csv, the rows of its log to keep: validations and every tenth step)."""
     config = json.loads((folder / "config.json").read_text())
     rows = [json.loads(row) for row in (folder / "log.jsonl").read_text().splitlines()]
     options, val = config["options"], [row for row in rows if row["kind"] == "val"]
@@ -137,9 +137,9 @@ def summary(folder, system, scale):
 
 
 def trunk(system, scale, seed, most, args):
-    """The legs of a run up to `most` steps -> the last one's line of runs.csv; None while another process makes them.
+    """Trains the legs of a run up to `most` steps -> the last one's line of runs.csv; None if another process does.
 
-    Where checkpoints of earlier legs are gone, these are made again. A leg that diverged is the last.
+    Earlier legs whose checkpoints are missing are trained again. A leg that diverged is the last.
     """
     rates = [rate * scale for rate in SYSTEMS.get(system, (system, GPT))[1]]
     name = f"{system}-x{scale:g}-seed{seed}"
@@ -158,7 +158,7 @@ def trunk(system, scale, seed, most, args):
 
 
 def best_scale(system, steps, args):
-    """The scale of the rates; None while another process looks for it."""
+    """The best scale of a system's learning rates; None if another process is tuning it."""
     best = least = None
     for scale in args.scales:
         if not (leg := trunk(system, scale, 0, steps, args)):
@@ -173,19 +173,19 @@ def best_scale(system, steps, args):
 def main(argv):
     parser = Parser("study.py", description=__doc__)
     parser.add_argument("--data", default="wiki", help="folder made by data_prep.py, or its name under data/ (wiki)")
-    parser.add_argument("--results", type=Path, default=HERE, help="where runs.csv and logs.jsonl.xz are (this folder)")
-    parser.add_argument("--out", type=Path, help="where the runs go (runs/study; with --results, RESULTS/runs)")
-    parser.add_argument("--steps", type=int, nargs="+", default=STEPS, help=f"lengths {STEPS}")
-    parser.add_argument("--scales", type=float, nargs="+", default=(1, 0.5, 0.25), help="of the rates (1 0.5 0.25)")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="%(default)s")
+    parser.add_argument("--results", type=Path, default=HERE, help="folder for runs.csv and logs.jsonl.xz (this one)")
+    parser.add_argument("--out", type=Path, help="folder for the runs (runs/study; with --results, RESULTS/runs)")
+    parser.add_argument("--steps", type=int, nargs="+", default=STEPS, help=f"lengths of the runs in steps {STEPS}")
+    parser.add_argument("--scales", type=float, nargs="+", default=(1, 0.5, 0.25), help="rate factors (1 0.5 0.25)")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds per system (%(default)s)")
     parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=[*SYSTEMS, *models.names()],
-                        metavar="SYSTEM", help=f"{' '.join(SYSTEMS)} (all), or any other model")
+                        metavar="SYSTEM", help=f"to train: {' '.join(SYSTEMS)} (all), or any other model")
     args, args.options = parser.parse_known_args(argv)              # further options go to train.py
     out = args.out or (Path("runs/study") if args.results == HERE else args.results / "runs")
     args.out, args.results = out.resolve(), Results(args.results.resolve())
     fingerprint = Data(find_folder(args.data)).fingerprint
     if others := {leg["data"] for leg in args.results.legs().values()} - {fingerprint}:
-        parser.error(f"{args.results.csv} is of other data ({', '.join(others)}): name another --results")
+        parser.error(f"{args.results.csv} has runs on other data ({', '.join(others)}): name another --results")
     tune = max(steps for steps in args.steps if steps <= max(1000, min(args.steps)))
     short = [steps for steps in args.steps if steps < 4000] or args.steps
     groups = [[x for x in args.systems if x not in LATER], [x for x in args.systems if x in LATER]]

@@ -1,20 +1,20 @@
 """What do the gates read of the first layer's values?     python results/value-gates/features.py RUN [RUN ...]
 
-SATFormer, section 5.3 and appendix C (arXiv:2605.03953): a sparse autoencoder takes the first layer's values v_1
-apart into features, each feature gets a class, and a layer's value gate is averaged over the features of a class.
+SATFormer, section 5.3 and appendix C (arXiv:2605.03953): a sparse autoencoder splits the first layer's values v_1 into
+features. Each feature gets a class. The value gate of a layer is averaged over the features of each class.
 
-v_1 is a function of the token alone: before the first attention nothing has been mixed, and values get no position.
-A feature is therefore a set of tokens, all sums over a text are sums over the vocabulary, and a feature's class is
-that of its tokens, told by their bytes. (The paper asks a language model.) The classes sum up the paper's table 8:
+v_1 depends on the token alone: before the first attention tokens are not mixed, and values have no position. So a
+feature is a set of tokens, and sums over a text are sums over the vocabulary. We tell the class of a feature from the
+bytes of its tokens. (The paper asks a language model.) The classes summarise the paper's table 8:
 
-    semantic     what has a letter of English: words, pieces of words
-    functional   digits, other scripts, bytes that are no character
+    semantic     tokens with an English letter: words, pieces of words
+    functional   digits, other scripts, bytes that are not a character
     structural   punctuation, symbols, spaces, newlines
 
     a = top_k(relu(W_enc (v - b) + c)),   v' = W_dec a + b,   mean of |v - v'|^2, Adam at 5e-4, cosine
 
 A feature counts if it is active at least ten times and at no more than 0.5% of the tokens, and if 7 of 10 of its
-strongest tokens have one class. Prints two tables and, with matplotlib, draws gates.png.
+strongest tokens have one class. Prints two tables. With matplotlib it draws gates.png.
 """
 import argparse
 import sys
@@ -71,7 +71,7 @@ def gates_by_token(model, modules, batches, n_vocab):
 
 @torch.no_grad()
 def first_values(model, n_vocab):
-    """v_1 of every token, (V, K D). SystemExit if it is no function of the token alone."""
+    """v_1 of every token, (V, K D). SystemExit if it depends on more than the token."""
     idx = torch.arange(min(n_vocab, model.config.max_len))[None]
     wv = model.blocks[0].attn.wv
     table = torch.cat([wv(model.blocks[0].attn_norm(model.embed(part))) for part in torch.arange(n_vocab).split(4096)])
@@ -97,8 +97,7 @@ class Autoencoder(nn.Module):
 
 
 def fit(v, count, k, steps, batch=1024, seed=0):
-    """Features (V, F) of an autoencoder of v (V, d), trained on tokens as often as they occur, and the variance that it
-    explains."""
+    """(features (V, F) of an autoencoder of v (V, d), share of variance explained). Draws tokens by their frequency."""
     torch.manual_seed(seed)
     share = count / count.sum()
     v = v - share @ v
@@ -119,7 +118,7 @@ def fit(v, count, k, steps, batch=1024, seed=0):
 
 
 def classified(a, count, kinds):
-    """int64 (F,): the class of each feature, given what it does at every token, a (V, F); -1: it does not count."""
+    """int64 (F,): the class of each feature, from its activation at every token, a (V, F); -1: it does not count."""
     times = count @ (a > 0).float()
     found = torch.full((a.size(1),), -1)
     for f in ((times >= 10) & (times <= 0.005 * count.sum())).nonzero().flatten().tolist():
@@ -171,7 +170,7 @@ def picture(found):
 
 
 def tables(found):
-    """The features of each run, and the gates of those that have some."""
+    """Tables of each run's features, and of the gates of the runs that have some."""
     counts = publish.markdown(["run", "features", "alive", *CLASSES, "variance explained"], [
         [f"`{name}`", *(f"{n:,}" for n in (x["features"], x["alive"], *x["count"].values())),
          f"{100 * x['explained']:.1f}%"] for name, x in found.items()])
@@ -185,10 +184,10 @@ def tables(found):
 def main(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders of train.py")
-    parser.add_argument("--out", type=Path, default=HERE, help="where the picture goes (here)")
+    parser.add_argument("--out", type=Path, default=HERE, help="folder for the picture (this one)")
     parser.add_argument("--tokens", type=int, default=262_144, help="training tokens to average over (%(default)s)")
     parser.add_argument("--k", type=int, default=32, help="active features per token (%(default)s, the paper's)")
-    parser.add_argument("--steps", type=int, default=4000, help="of the autoencoder, 1,024 tokens each (%(default)s)")
+    parser.add_argument("--steps", type=int, default=4000, help="autoencoder's steps, 1,024 tokens each (%(default)s)")
     args = parser.parse_args(argv)
     found = {run.resolve().name: measure(run, args.tokens, args.k, args.steps) for run in args.runs}
     print(*tables(found), sep="\n\n")

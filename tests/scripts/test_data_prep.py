@@ -211,7 +211,7 @@ def desk(tmp_path_factory):
     ("fineweb-edu --shards 1 --url http://127.0.0.1:9 --out y", "download failed"),
     ("fineweb-edu --shards 1 --url nonsense --out y", "nonsense"),
     ("fineweb-edu --shards 1 --out file", "file"),
-    ("fineweb-edu --shards 1 --out other", "other/train_000000.bin is of other data: choose another --out"),
+    ("fineweb-edu --shards 1 --out other", "other/train_000000.bin belongs to other data: choose another --out"),
 ])
 def test_user_mistakes_are_one_line(desk, args, words, monkeypatch, capsys):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(desk / "cache"))

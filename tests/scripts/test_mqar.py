@@ -54,7 +54,7 @@ def test_mqar_scores(tmp_path, monkeypatch):
 
 
 def test_mqar_needs_ids(tmp_path):
-    with pytest.raises(ValueError, match="has 256 token ids, mqar takes 257"):
+    with pytest.raises(ValueError, match="has 256 token ids, mqar needs 257"):
         harness.mqar(save_run(tmp_path / "run", "gpt", vocab_size=256), "cpu")
 
 

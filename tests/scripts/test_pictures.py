@@ -45,9 +45,9 @@ def test_layers(found):
     assert lens[2].get_xydata().tolist() == [[i, y] for i, y in enumerate(found["scaled"]["lens"])]
     means = [[i + 1, sum(y) / 4] for i, y in enumerate(found["scaled"]["entropy"])]
     assert len(entropy) == 3 and entropy[2].get_xydata() == pytest.approx(torch.tensor(means).numpy())
-    best = layers["the layer's best copying head"].get_lines()[0].get_ydata().tolist()
+    best = layers["best copying head of each layer"].get_lines()[0].get_ydata().tolist()
     assert best == list(map(max, found["plain"]["induction"]))
-    adjacent = [line.get_xydata().tolist() for line in layers["input against previous layer's"].get_lines()]
+    adjacent = [line.get_xydata().tolist() for line in layers["similarity to the previous layer's input"].get_lines()]
     assert adjacent == [*([[i + 2, y] for i, y in enumerate(x["adjacent"]["x"])] for x in found.values()),
                         [[2, 0.5], [3, 0.25]], [[2, 0.75], [3, 1.0]]]
 
@@ -151,4 +151,4 @@ def test_a_picture_has_the_eight_best_systems(tmp_path):
     runs = read(*(write_run(tmp_path / m, [9, end], model=m) for m, end in {**ends, ROOT: 4.02}.items()))
     drawn, fig = drawn_curves(runs)
     assert list(drawn["tokens"]) == [ROOT, *sorted(ends, key=lambda m: (math.isnan(ends[m]), ends[m]))[:8]]
-    assert fig.legends[0].get_title().get_text().endswith("the lowest 8 of 11 losses")
+    assert fig.legends[0].get_title().get_text().endswith("the 8 lowest of 11 losses")

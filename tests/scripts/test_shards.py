@@ -142,7 +142,7 @@ def test_fingerprint_follows_the_data(tmp_path):
 def test_token_bytes_of_a_folder(tmp_path):
     shards = {f"train_{i:06d}.bin": len(t) for i, t in enumerate(TRAIN)} | {"val_000000.bin": 3}
     folder = make(tmp_path / "d", TRAIN, meta=meta_of(shards, vocab_size=500, tokenizer="own.tiktoken"))
-    with pytest.raises(UserError, match="'own.tiktoken' is no file of the folder"):
+    with pytest.raises(UserError, match="'own.tiktoken' is not a file in the folder"):
         Data(folder)
     (folder / "own.tiktoken").write_bytes(b"not ranks")
     data = Data(folder)
@@ -184,7 +184,7 @@ def test_find_folder(tmp_path, monkeypatch):
     ("{", "meta.json: broken"), ("[]", "meta.json: broken"), ("\xff", "meta.json: broken"),
     (meta_of({"train_000000.bin": 4, "val_000000.bin": 3}, vocab_size="257"), "meta.json: broken"),
     (meta_of({}) | {"shards": ["train_000000.bin"]}, "meta.json: broken"),
-    (meta_of({"train_000000.bin": 4, "val_000000.bin": 3}, tokenizer="../own.tiktoken"), "no file of the folder"),
+    (meta_of({"train_000000.bin": 4, "val_000000.bin": 3}, tokenizer="../own.tiktoken"), "not a file in the folder"),
     (meta_of({"train_000000.bin": 4, "train_000001.bin": 4, "val_000000.bin": 3}),
      "train_000001.bin: is in meta.json but not in the folder"),
     (meta_of({"train_000000.bin": 4}), "val_000000.bin: is in the folder but not in meta.json"),

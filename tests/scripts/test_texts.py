@@ -39,7 +39,7 @@ def test_fields_of_a_jsonl_file(tmp_path, capsys):
     file = tmp_path / "a.jsonl"
     assert docs_of(file, b'{"text": "x\\ud83d y"}\n\n{"text": ""}\n{"text": null}\n{"text": "<|endoftext|>"}') == [
         "x? y", EOT]
-    assert capsys.readouterr().out == "reading: 2 rows without text left out\n"
+    assert capsys.readouterr().out == "reading: skipped 2 rows without text\n"
     rows = {"data": {"text": "a"}, "data.id": "b"}, {"data": {"text": None}, "data.id": "c"}, {"data": None}
     raw = "".join(json.dumps(row) + "\n" for row in rows).encode()
     assert docs_of(file, raw, "data.text") == ["a"]
@@ -106,11 +106,11 @@ def test_columns_of_parquet(tmp_path, capsys):
         "tag": pyarrow.array(["x", "y", "x"]).dictionary_encode(), "parts": [["x"], [], ["y"]],
         "data": [{"text": "p", "id": 1}, {"text": None, "id": 2}, None]})
     assert list(documents([file], "body")) == ["a\n<|endoftext|>\nb"]
-    assert capsys.readouterr().out == "reading: 2 rows without text left out\n"
+    assert capsys.readouterr().out == "reading: skipped 2 rows without text\n"
     assert list(documents([file], "tag")) == [*"xyx"] and list(documents([file], "data.text")) == ["p"]
     for field in ("text", "id", "raw", "parts", "data", "data.id", "data.nothing"):
         with pytest.raises(UserError, match=re.escape(
-                f"a.parquet: no text in a column '{field}', but 'id' (int64), 'body' (string), 'raw' (binary)")):
+                f"a.parquet: no column '{field}' with text: name one with --field: 'id' (int64), 'body' (string)")):
             list(documents([file], field))
     raw = write_parquet(tmp_path / "b.parquet", {"text": [doc * 50 for doc in DOCS]}).read_bytes()
     for broken in (b"", b"PAR1", raw[:-1], raw[:len(raw) // 2], raw[:4] + b"#" * 30 + raw[34:], b"{}\n" * 9):
