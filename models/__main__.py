@@ -45,6 +45,9 @@ def neutral_line(name, base, options):
 
 
 def main(words):
+    if "--help" in words:
+        print(__doc__)
+        return 0
     name, options = parse_spec(":".join(words or ["gpt"]))
     module, base = models.module(name), models.baseline(name)
     config, n, T, flops = sizes(name, options)

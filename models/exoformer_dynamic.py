@@ -222,7 +222,7 @@ class Model(nn.Module):
                             "head"):
                 nn.init.trunc_normal_(p, std=0.02, a=-0.06, b=0.06)
             else:
-                raise ValueError(f"init_weights does not know {name}")
+                raise ValueError(f"init_weights gives {name} no value")
 
     def forward(self, idx, targets=None, cache=None):
         """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.

@@ -181,7 +181,7 @@ class Model(nn.Module):
             elif module in ("embed", "wq", "wk", "wv", "wo", "gate", "w_gate", "w_up", "w_down", "head"):
                 nn.init.trunc_normal_(p, std=0.02, a=-0.06, b=0.06)
             else:
-                raise ValueError(f"init_weights does not know {name}")
+                raise ValueError(f"init_weights gives {name} no value")
 
     def forward(self, idx, targets=None, cache=None):
         """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.

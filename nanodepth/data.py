@@ -90,6 +90,8 @@ class Data:
     def read_meta(self):
         """Sets meta, tokenizer and vocab_size from meta.json, or to GPT-2's without one."""
         file = self.path / "meta.json"
+        if not file.exists() and (self.path / "token_bytes.npy").exists():
+            raise UserError(f"{file} is missing: prepare the folder again")
         try:
             public = {"tokenizer": "gpt2", "vocab_size": 50257, "shards": {}}
             self.meta = json.loads(file.read_bytes()) if file.exists() else {}

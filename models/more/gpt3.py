@@ -154,7 +154,7 @@ class Model(nn.Module):
             elif module in ("embed", "pos_embed", "wq", "wk", "wv", "w_up", "head"):
                 nn.init.normal_(p, std=0.02)
             else:
-                raise ValueError(f"init_weights does not know {name}")
+                raise ValueError(f"init_weights gives {name} no value")
 
     def forward(self, idx, targets=None, cache=None):
         """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.

@@ -191,7 +191,7 @@ class Model(nn.Module):
             elif module in ("embed", "wq", "wk", "wv", "w_up", "head"):
                 nn.init.normal_(p, std=math.sqrt(2 / (5 * c.d_model)))
             else:
-                raise ValueError(f"init_weights does not know {name}")
+                raise ValueError(f"init_weights gives {name} no value")
 
     def forward(self, idx, targets=None, cache=None):
         """Logits (B, T, V) of the next token, and the loss () if targets are given, else None.

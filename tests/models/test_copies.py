@@ -54,7 +54,7 @@ def check_announced(path):
     changed = {name for name in base if mine.get(name) != base[name]}
     line = f"Changed from {origin.name}: {', '.join(name for name in base if name in changed)}"
     if told is None and changed and not settings.belongs(path.stem):
-        pytest.skip(f"models/{path.name} does not say what it changes; for its docstring: {line}")
+        pytest.skip(f"add to the docstring of models/{path.name}: {line}")
     told = told or set()
     for name in changed - told:
         texts = base[name].splitlines(), mine.get(name, "").splitlines()

@@ -300,7 +300,7 @@ def test_save_load_and_stats(name, options, tmp_path):
 def test_what_the_baseline_has_too_starts_as_there(name):
     """The same constant, or about the same standard deviation and largest value."""
     if not settings.belongs(name):
-        pytest.skip("an own file may start otherwise")
+        pytest.skip("your own model may start from other values")
     for options in ({}, dict(zero_init=False)):
         model = build(name, options, randomise=False, d_model=64)
         own, base = dict(model.named_parameters()), dict(baseline(model, name).named_parameters())

@@ -235,7 +235,7 @@ def test_errors_say_what_to_write(copy):
     done = subprocess.run(words, cwd=copy, capture_output=True, text=True)
     assert done.returncode == 1 and "8 failed" in done.stdout, done.stdout
     line = "Changed from gpt.py: Model.__init__, Model.init_weights, Model.forward"
-    assert line in done.stdout and f"for its docstring: {line}" in " ".join(done.stdout.split())
+    assert f"add to the docstring of models/mine_costs.py: {line}" in " ".join(done.stdout.split())
     for name, (*_, said) in MISTAKES.items():
         claim = rf"{name}\(\) of probes/mine_{name}.py.*correct or remove it"
         assert re.search(f"models/mine_{name}.py: {said}" if said else claim, done.stdout), done.stdout

@@ -201,8 +201,10 @@ def test_bad_meta(tmp_path, meta, words):
 
 def test_bad_folders(tmp_path):
     (make(tmp_path / "c", TRAIN) / "x_train_000007.bin.part").write_bytes(b"")
+    (make(tmp_path / "d", TRAIN) / "token_bytes.npy").write_bytes(b"")
     for folder, words in [(tmp_path / "none", "no such data folder.*python data_prep.py"),
                           (make(tmp_path / "a", []), "no train shard"),
-                          (make(tmp_path / "b", TRAIN, []), "no val shard"), (tmp_path / "c", "unfinished download")]:
+                          (make(tmp_path / "b", TRAIN, []), "no val shard"), (tmp_path / "c", "unfinished download"),
+                          (tmp_path / "d", "meta.json is missing: prepare the folder again")]:
         with pytest.raises(UserError, match=words):
             Data(folder)
