@@ -11,7 +11,7 @@ Seed 0 of all systems is trained first, then seeds 1 and 2, and last the longest
 You may kill it at any moment and start it again: a run continues from its last checkpoint. A finished leg is a line in
 runs.csv and rows in logs.jsonl.xz (here or in --results), and is kept. Several processes share the work.
 
-    python results/study/study.py --data mine --results runs/mine --systems gpt mymodel --steps 1000
+    python results/study/study.py --data notes --results runs/study-mine --systems gpt mine --steps 1000
 
 Other options go to train.py. This is the larger study on a GPU (29M parameters in the blocks, 655M tokens):
 
@@ -31,12 +31,13 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 import publish  # noqa: E402
 
-import models  # noqa: E402
+import train  # noqa: E402
 from nanodepth import runs  # noqa: E402
-from nanodepth.cli import Parser, run_script  # noqa: E402
+from nanodepth.cli import Parser, UserError, run_script, shell  # noqa: E402
 from nanodepth.data import Data, find_folder  # noqa: E402
 
 STEPS, SEEDS = (500, 1000, 2000, 4000), 3
+RECIPE = "--model {} --preset study --dtype fp32 --compile"
 GPT, MIX = (0.007, 0.024, 0.002), (0.01, 0.024, 0.008)              # rates: muon_lr, adamw_lr, mix_lr
 SYSTEMS = {  # name in the tables: model and its options, rates
     "gpt": ("gpt", GPT), "muddformer": ("muddformer", (0.01, 0.024, 0.002)), "resformer": ("resformer", MIX),
@@ -98,7 +99,7 @@ def claimed(path):
             yield True
 
 
-def train(folder, system, seed, scale, rates, steps, before, args):
+def train_leg(folder, system, seed, scale, rates, steps, before, args):
     """Trains a leg, or the rest of it; before: the folder of the leg before, or None."""
     if before and not (folder / "ckpt.pt").exists():
         shutil.rmtree(f"{folder}.part", ignore_errors=True)
@@ -110,13 +111,17 @@ def train(folder, system, seed, scale, rates, steps, before, args):
     else:
         shutil.rmtree(folder, ignore_errors=True)
         model = SYSTEMS.get(system, (system,))[0]
-        words = [*f"--model {model} --preset study --dtype fp32 --compile".split(), *args.options]
+        words = [*RECIPE.format(model).split(), *args.options]
         options |= dict(zip(("muon_lr", "adamw_lr", "mix_lr"), rates), out=folder, data=args.data, seed=seed)
     words += [word for name, x in options.items() for word in (f"--{name}", x)]
-    code = publish.script(Path(f"{folder}.txt"), "train.py", *words)
+    text = Path(f"{folder}.txt")
+    print(f"{folder.name}: see {text}", flush=True)
+    code = publish.script(text, "train.py", *words)
     if code not in (0, 3):                                          # 3: the loss is not finite
-        sys.exit(f"{folder}: train.py ended with {code}, see {folder}.txt")
-    args.results.add(*summary(folder, system, scale))
+        raise UserError(f"{text}: {text.read_text().splitlines()[-1]}", code=code)
+    line, rows = summary(folder, system, scale)
+    args.results.add(line, rows)
+    print(f"{folder.name}: loss {line['loss']:.4f}", flush=True)
 
 
 def summary(folder, system, scale):
@@ -150,7 +155,7 @@ def trunk(system, scale, seed, most, args):
             if folder.name not in done or f"{name}-{most}" not in done and not (folder / "before_decay").exists():
                 if not mine:
                     return None
-                train(folder, system, seed, scale, rates, steps, before, args)
+                train_leg(folder, system, seed, scale, rates, steps, before, args)
             done, before = args.results.legs(), folder
             if not math.isfinite(float(done[folder.name]["loss"])):
                 break
@@ -178,9 +183,11 @@ def main(argv):
     parser.add_argument("--steps", type=int, nargs="+", default=STEPS, help=f"lengths of the runs in steps {STEPS}")
     parser.add_argument("--scales", type=float, nargs="+", default=(1, 0.5, 0.25), help="rate factors (1 0.5 0.25)")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds per system (%(default)s)")
-    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=[*SYSTEMS, *models.names()],
-                        metavar="SYSTEM", help=f"to train: {' '.join(SYSTEMS)} (all), or any other model")
+    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), metavar="SYSTEM",
+                        help=f"to train: {' '.join(SYSTEMS)} (all), or any other model")
     args, args.options = parser.parse_known_args(argv)              # further options go to train.py
+    for system in args.systems:                                     # a mistake in one ends the study now
+        train.parse([*RECIPE.format(SYSTEMS.get(system, (system,))[0]).split(), *args.options])
     out = args.out or (Path("runs/study") if args.results == HERE else args.results / "runs")
     args.out, args.results = out.resolve(), Results(args.results.resolve())
     fingerprint = Data(find_folder(args.data)).fingerprint
@@ -194,6 +201,7 @@ def main(argv):
     for most, seed, system in plan:
         if scale := best_scale(system, tune, args):
             trunk(system, scale, seed, most, args)
+    print(f"done: {shell('results/compare.py', args.results.folder)}")
 
 
 if __name__ == "__main__":

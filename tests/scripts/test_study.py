@@ -85,7 +85,7 @@ def test_the_queue(data, tmp_path, monkeypatch, capsys):
             "run": folder.name, "system": system, "seed": seed, "scale": scale, "steps": steps, "data": fingerprint}
         args.results.add(line, [{"kind": "val", "step": steps, "loss": loss}])
 
-    monkeypatch.setitem(study["trunk"].__globals__, "train", train)
+    monkeypatch.setitem(study["trunk"].__globals__, "train_leg", train)
     words = ["study.py", "--data", data, "--results", tmp_path, "--out", tmp_path / "runs", "--systems", "gpt", other,
              "--steps", 500, 1000, "--seeds", 2]
     for _ in range(2):
