@@ -32,7 +32,7 @@ from nanodepth.devices import (
 
 
 @dataclass
-class Options:
+class Options:                      # the preset changes some of these values: --help shows those that a run gets
     model: str = "gpt"              # name of a file in models/ or models/more/
     preset: str = "tiny"            # named group of options, see nanodepth/presets.py; flags override it
     data: str = "stdlib"            # folder made by data_prep.py, or its name under data/
@@ -48,13 +48,13 @@ class Options:
     max_steps: int = 1000           # optimizer steps
     batch_tokens: int = 8192        # tokens per optimizer step, over all ranks
     seq_len: int = 1024             # tokens per sequence
-    micro_batch: int | None = None  # sequences per forward and rank: memory, not results; none: up to 32,768 tokens
+    micro_batch: int | None = None  # sequences per forward and rank, changes memory alone; none: up to 32,768 tokens
     optimizer: str = "muon"         # muon (for the blocks' matrices, AdamW for the rest) | adamw
     muon_lr: float = 0.02           # Muon's peak learning rate
     adamw_lr: float = 0.004         # AdamW's peak rate: embeddings, head, norms; with --optimizer adamw also matrices
     mix_lr: float | None = None     # AdamW's peak rate for the mixing parameters, see muon.py; none: adamw_lr
-    weight_decay: float = 0.1       # weight decay of the matrices only; cautious with Muon
-    second_moment: float | None = None  # Muon: decay of the row/column normalisation (ExoFormer: 0.95); none: off
+    weight_decay: float = 0.1       # of the matrices; with Muon only where it agrees with the update
+    second_moment: float | None = None  # Muon: decay rate of NorMuon's second moment (ExoFormer: 0.95); none: off
     schedule: str = "wsd"           # wsd (constant, then a linear decay) | cosine; both after the warm-up
     final_lr_frac: float = 0.1      # final learning rate as a fraction of the peak
     warmup_steps: int = 100         # steps of linear warm-up
@@ -246,7 +246,7 @@ def main(argv):
     if options.resume:
         run = runs.Run.resume(options, flags, model, data, ranks, optimizers)
     else:
-        system = options.model
+        system = options.model                                              # analyze.py's name for runs of one kind
         if options.init_from:
             system = runs.read_checkpoint(options.init_from)["config"].get("system", system)
         kept = [word for word in system.split() if word.split("=")[0] not in flags]
@@ -330,7 +330,7 @@ def train(run, options, model, optimizers, batches, ranks, flops, signals):
         code = 128 + (signals[0] if signals else signal.SIGTERM)            # else it was another rank's
         return code, f"interrupted after step {step}{again}"
 
-    for step in range(run.start, options.max_steps + 1):                    # the last one only validates and saves
+    for step in range(run.start, options.max_steps + 1):            # validate, save, train; at the end the first two
         last = step == options.max_steps
         if (last or step % options.eval_every == 0) and step > run.evaluated:
             row = validate(step, model, batches, options, ranks, signals)

@@ -37,7 +37,7 @@ def read_log(run):
     found["val"] = [{**row, "loss": math.nan if row["loss"] is None else row["loss"]}
                     for row in rows if row["kind"] == "val"]
     if len(found["val"]) < 2 or not found["train"]:
-        raise UserError(f"{run} has not reached its second validation yet")
+        raise UserError(f"{run} has only one validation: it has just begun, or was stopped")
     return found
 
 

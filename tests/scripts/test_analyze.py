@@ -84,7 +84,7 @@ def test_a_mixed_folder(tmp_path, capsys):
     stdout, stderr = capsys.readouterr()
     assert stdout == (out / "curves.md").read_text() + f"{out / 'curves.png'}\n"
     said = stderr.splitlines()
-    assert said[0] == f"analyze.py: left out: {tmp_path / 'young'} has not reached its second validation yet"
+    assert said[0] == f"analyze.py: left out: {tmp_path / 'young'} has only one validation: it has just begun, or was stopped"
     assert said[1].startswith(f"analyze.py: left out: {tmp_path / 'notes'} is not the folder of a run")
     words = "1,000 tokens in sequences of {} of data with fingerprint f"
     assert said[2:] == [
@@ -154,7 +154,7 @@ def test_without_matplotlib_the_numbers_are_there(trained, tmp_path):
 @pytest.mark.parametrize("words, message", [
     (["curves", "nothing"], "nothing is not the folder of a run"),
     (["curves", "data"], "data is not the folder of a run"),
-    (["curves", "young"], "young has not reached its second validation yet"),
+    (["curves", "young"], "young has only one validation: it has just begun, or was stopped"),
     (["curves", ROOT, "--out", "a.txt"], "--out a.txt is not a folder"),
     (["curves", ROOT, "--basline", ROOT], "did you mean --baseline?"),
     (["probe", ROOT], "the following arguments are required: --out"),
