@@ -1,7 +1,7 @@
 """SATFormer: each token and head decides how much of the first layer's values to read.   arXiv:2605.03953
 
-As in ResFormer, later layers add the first layer's values to their own. Here a gate weighs them. Each reading layer
-computes it from its input, one number per token and key/value head, so access to early representations is selective:
+Layer n adds the first layer's values to its own, weighted by a gate alpha_n: one number per token and key/value head,
+which the layer computes from its input. So access to early representations is selective:
     alpha_n = act( norm(x) W_alpha ),        v_n  <-  v_n + alpha_n * v_first,                               (Eq. 2, 3)
 with v_first = wv(norm(x)) of the first layer, not detached, and W_alpha the weight of `value_gate`.
 Options:
@@ -10,8 +10,8 @@ Options:
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.__init__, Attention.forward, Block.forward,
     Model.init_weights, Model.forward
-Equal to gpt.py when: W_alpha = 0 and act is relu, tanh or identity. (There relu cannot train: its gradient is 0.)
-Optimizer: W_alpha is a matrix of the blocks and goes to Muon. Nothing is trained at mix_lr.
+Equal to gpt.py when: W_alpha = 0 and act is relu, tanh or identity. (There relu has no gradient and cannot train.)
+Optimizer: W_alpha is a matrix of the blocks and goes to Muon. There are no mixing parameters (train.py's mix_lr).
 """
 import math
 from dataclasses import dataclass
