@@ -51,7 +51,7 @@ def plain_groups(runs):
 
 def speeds(column="speed"):
     """{system: speed of its training step over gpt's}, measured by bench.py."""
-    with open(HERE / "speed.csv") as file:
+    with open(HERE.parent / "study" / "speed.csv") as file:
         return {row["system"]: float(row[column]) for row in csv.DictReader(file)}
 
 

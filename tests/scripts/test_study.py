@@ -59,13 +59,15 @@ def test_signs_and_one_seed():
 
 
 def test_pages_are_those_of_their_runs():
-    report, small = (runpy.run_path(str(RESULTS / name / "report.py")) for name in ("study-cpu", "study-small"))
+    report, small, long = (runpy.run_path(str(RESULTS / name / "report.py"))
+                           for name in ("study-cpu", "study-small", "study"))
     final = compare.groups(compare.read(RESULTS / "study-small"), kind="final")
     runs = compare.read(RESULTS / "study-cpu")
     text = report["README"].read_text()
     assert text == report["front"](text, compare.groups(runs, kind="main"))
     pages = report["tables"](runs) | {
-        RESULTS / "study-small" / "README.md": small["tables"](final)}
+        RESULTS / "study-small" / "README.md": small["tables"](final), RESULTS / "study" / "README.md": long["tables"](
+            long["ends"](compare.read(RESULTS / "study")), long["step_times"](RESULTS / "study"))}
     for page, parts in pages.items():
         for name, table in parts.items():
             assert f"<!-- {name} -->\n{table}\n<!-- end -->" in page.read_text(), (page, name)
