@@ -85,18 +85,23 @@ def leads_picture(at):
     each = list(at.values())[-1]
     names = sorted((name for name in each if name != "gpt"), key=lambda name: difference(others(each), name, "gpt")[0])
     for name, (color, dash) in zip(names[:SHOWN], pictures.styles()):
-        tokens, lead, half = zip(*lead_curve(each, name))
+        tokens, lead, half = zip(*((tokens / 1e6, *rest) for tokens, *rest in lead_curve(each, name)))
         left.plot(tokens, lead, dash, color=color)
         left.annotate(name, (tokens[-1], lead[-1]), (4, 0), textcoords="offset points", color=color, va="center")
         if None not in half:
             left.fill_between(tokens, [a - b for a, b in zip(lead, half)], [a + b for a, b in zip(lead, half)],
                               color=color, alpha=0.15, lw=0)
     for run in each["gpt"]:
-        points = [(row["tokens"], row["loss"]) for row in run["val"] if row["tokens"] and row["loss"]]
+        points = [(row["tokens"] / 1e6, row["loss"]) for row in run["val"] if row["tokens"] and row["loss"]]
         right.plot(*zip(*points), color="black", lw=0.8)
     left.axhline(0, color="black", lw=0.8)
-    left.set(xscale="log", xlabel="training tokens", ylabel="loss minus gpt's, nats (95% band)")
-    right.set(xscale="log", xlabel="training tokens", ylabel="gpt: validation loss of each seed, nats")
+    left.set(ylabel="loss minus gpt's, nats (95% band)")
+    right.set(ylabel="gpt: validation loss of each seed, nats")
+    for ax in (left, right):
+        ax.set(xscale="log", xlabel="training tokens (millions)")
+        ax.set_xticks([0.5, 1, 2, 4, 8, 16], ["0.5", "1", "2", "4", "8", "16"])
+        ax.minorticks_off()
+        ax.set_xlim(0.4, 1.6 * tokens[-1])                              # room for the names
     return fig
 
 
