@@ -4,7 +4,7 @@
     python train.py --model exoformer --preset exo-450m         a paper's run on one GPU
     torchrun --standalone --nproc_per_node 8 train.py --model muddformer --preset mudd-1.4b
     python train.py --resume runs/exoformer-exo-450m            continue after an interruption
-    python train.py --init_from runs/A --data mine              fine-tune: a new run with the weights of runs/A
+    python train.py --init_from runs/A --data notes             fine-tune: a new run with the weights of runs/A
     python train.py --model satformer --help                    every option, including the model's own
 """
 import math

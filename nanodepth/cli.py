@@ -166,7 +166,8 @@ def add_options(parser, title, cls, defaults):
     types = typing.get_type_hints(cls)
     for f in fields(cls):
         (kind,), default = models.kinds(types[f.name]), defaults.get(f.name, f.default)
-        text = f"{notes.get(f.name, '')} [{'none' if default is None else default}]".replace("%", "%%")
+        shown = str(default).lower() if default is None or kind is bool else default
+        text = f"{notes.get(f.name, '')} [{shown}]".replace("%", "%%")
         how = dict(nargs="?", const=True) if kind is bool else {}
         group.add_argument(f"--{f.name}", type=reader(types[f.name]), default=argparse.SUPPRESS, help=text,
                            metavar={int: "N", float: "X", bool: "true|false"}.get(kind, f.name.upper()), **how)
