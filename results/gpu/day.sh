@@ -10,11 +10,11 @@
 set -u
 cd "$(dirname "$0")/../.."
 deadline=$((${MINUTES:-1000} * 60)) only=${1:-.} out=${OUT_DIR:-runs/day-out} runs=${RUNS:-runs/day} jobs=${JOBS:-8}
-small="" least=200 contexts="1024 8192 32768" shape="--rounds 5"
+small="" least=200 contexts="1024 8192 32768" shape="--rounds 5 --bytes"
 study="--seeds 3 --steps 500 1000 2000 ${PRESET:+--preset $PRESET --dtype auto}"
 if [ "${SIZE:-full}" = tiny ]; then
     small="--n_layer 2 --d_model 64 --n_head 2" least=20 contexts="16 32 --new_tokens 4"
-    shape="$small --d_ff 128 --vocab_size 512 --seq_len 64 --batch 2 --rounds 2"
+    shape="$small --d_ff 128 --vocab_size 512 --seq_len 64 --batch 2 --rounds 2 --no-compile"
     study="--seeds 1 --steps 20 40 --systems gpt muddformer $small --eval_tokens 4096"
 fi
 mkdir -p "$out" "$runs"
@@ -78,8 +78,8 @@ bench() {       # NAME FLAGS OPTIONS MODEL...: bench.py with each model beside i
     local name=bench-$1 flags=$2 options=$3 model file need=$least show=6
     for model in "${@:4}"; do
         file=$name-${model//[:=]/-}
-        piece "$file" bash -c "python3 bench.py $flags --new_tokens 0 --bytes $shape --models $model$options \
-            --json '$out/$file.json' && { grep -E '^\| (model|$model) \|' results/bench/h100.md || true; }"
+        piece "$file" bash -c "python3 bench.py $flags --new_tokens 0 $shape --models $model$options --json \
+            '$out/$file.json' && { grep -E '^\| (model|$model) \|' results/bench/h100.md || true; }"
     done
 }
 
