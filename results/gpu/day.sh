@@ -62,14 +62,14 @@ resume() {      # a run, and the same run killed and resumed
     python3 train.py --resume "$b" && losses 0 "$a" "$b"
 }
 
-study() {       # the study, by several processes that share it
+study() {       # NAME: the study, by several processes that share it
     local pids="" code=0
     for i in $(seq "$jobs"); do
-        python3 results/study/study.py --data "${DATA:-stdlib}" --results "$out/study" --out "$runs/study" \
+        python3 results/study/study.py --data "${DATA:-stdlib}" --results "$out/$1" --out "$runs/$1" \
             --scales 1 $study & pids="$pids $!"
     done
     for i in $pids; do wait "$i" || code=1; done
-    wc -l "$out/study/runs.csv"
+    wc -l "$out/$1/runs.csv"
     return $code
 }
 export -f losses first resume study
@@ -105,7 +105,7 @@ with cudnn gpt "torch.backends.cuda.enable_flash_sdp(False)"
 with flash gpt "torch.backends.cuda.enable_cudnn_sdp(False)"
 with reads-10 denseformer "torch._inductor.config.triton.mix_order_reduction_max_reads = 10"
 with reads-20 denseformer "torch._inductor.config.triton.mix_order_reduction_max_reads = 20"
-TORCHINDUCTOR_COMPILE_THREADS=2 piece study study
+TORCHINDUCTOR_COMPILE_THREADS=2 piece study${PRESET:+-$PRESET} study study${PRESET:+-$PRESET}
 [ -n "$small" ] || piece tests python3 -m pytest -q -n "$jobs" --dist loadfile tests/scripts
 piece decode python3 bench.py --preset exo-450m $shape --models sambay --decode $contexts --json "$out/decode.json"
 piece profile python3 bench.py $exo $shape --models muddformer --profile "$out/profile.json"
