@@ -1,116 +1,114 @@
 #!/usr/bin/env bash
-# The first hours of this repository on a GPU: what has been counted or computed gets measured, most valuable first.
-#
+# The first hours of this repository on a GPU, the most valuable first. README.md beside this file says what it asks.
 #     bash results/gpu/day.sh                     everything that is not done yet
-#     MINUTES=9 bash results/gpu/day.sh           stop after that time; the next call goes on
-#     LAYERS=8 NEW_TOKENS=0 bash results/gpu/day.sh       bench.py with so many layers, without decoding: compiles in minutes
+#     MINUTES=9 bash results/gpu/day.sh           nine minutes of it; the next call goes on
+#     bash results/gpu/day.sh 'exo|decode'        only the pieces whose names match
 #     SIZE=tiny bash results/gpu/day.sh           the same in tiny shapes, on a CPU too: a test of this script
 #
-# Each piece writes OUT_DIR/NAME.txt (runs/day-out) and, when it ended well, OUT_DIR/NAME.ok, by which it is skipped
-# later. Runs go to RUNS (runs/day) and are resumed. README.md beside this file says what the pieces are for.
+# A piece writes OUT_DIR/NAME.txt (runs/day-out) and at its end NAME.ok or NAME.failed, by which it is skipped later:
+# delete NAME.failed to try again. A piece that was stopped starts again; runs (in RUNS, runs/day) are resumed.
 set -u
 cd "$(dirname "$0")/../.."
-out=${OUT_DIR:-runs/day-out} runs=${RUNS:-runs/day} deadline=$((${MINUTES:-1000} * 60))
+deadline=$((${MINUTES:-1000} * 60)) only=${1:-.} out=${OUT_DIR:-runs/day-out} runs=${RUNS:-runs/day} jobs=${JOBS:-8}
+small="" least=200 contexts="1024 8192 32768" shape="--rounds 5 --bytes"
+study="--seeds 3 --steps 500 1000 2000 ${PRESET:+--preset $PRESET --dtype auto}"
+if [ "${SIZE:-full}" = tiny ]; then
+    small="--n_layer 2 --d_model 64 --n_head 2" least=20 contexts="16 32 --new_tokens 4"
+    shape="$small --d_ff 128 --vocab_size 512 --seq_len 64 --batch 2 --rounds 2 --no-compile"
+    study="--seeds 1 --steps 20 40 --systems gpt muddformer $small --eval_tokens 4096"
+fi
 mkdir -p "$out" "$runs"
-export PYTHONUNBUFFERED=1 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True        # two models take turns in bench.py
+export out runs jobs small study PYTHONUNBUFFERED=1 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$PWD/runs/inductor}
 
-full() { [ "${SIZE:-full}" != tiny ]; }
-
-piece() {       # NAME COMMAND...: runs it, unless it is done, for at most the time that is left, which is `need` or more
+piece() {       # NAME COMMAND...: runs it unless it is done, for the time that is left, which is `need` seconds or more
     local name=$1 left=$((deadline - SECONDS)) began=$SECONDS code
     shift
-    [ -e "$out/$name.ok" ] && return
+    [[ $name =~ $only && ! -e $out/$name.ok && ! -e $out/$name.failed ]] || return
     [ $left -ge ${need:-20} ] || { echo "no time left before $name: call again"; exit 0; }
-    timeout -k 10 $left "$@" > "$out/$name.txt" 2>&1
+    timeout -k 10 $left bash -c 'trap "sleep 60" TERM; "$@"' . "$@" > "$out/$name.txt" 2>&1     # then all is killed
     code=$?
-    [ $code = 0 ] && touch "$out/$name.ok"
-    echo "== $name: exit $code after $((SECONDS - began)) s"
-    tail -n "${LINES_SHOWN:-3}" "$out/$name.txt" | cut -c 1-300
+    case $code in 0) touch "$out/$name.ok" ;; 124 | 137) ;; *) touch "$out/$name.failed" ;; esac    # 124, 137: stopped
+    echo "== $name: exit $code after $((SECONDS - began)) s
+$(tail -n "${show:-3}" "$out/$name.txt" | cut -c 1-300)"
 }
 
-losses() { python3 - "$@" <<'P'     # RUN...: whether their logs hold the same losses, and the last ones
+losses() {      # TOLERANCE RUN RUN: whether the losses of two runs differ by no more than that
+    python3 - "$@" <<'P'
 import json, sys
-logs = [[(r["step"], r["loss"]) for r in map(json.loads, open(f"{run}/log.jsonl")) if r["kind"] == "train"] for run in sys.argv[1:]]
-print(*(f"{run}: {len(log)} steps, last loss {log[-1][1]!r}" for run, log in zip(sys.argv[1:], logs)), sep="\n")
-print("bit for bit the same" if all(log == logs[0] for log in logs) else "NOT the same; largest difference "
-      f"{max(abs(a[1] - b[1]) for log in logs for a, b in zip(log, logs[0]))}")
+a, b = ([x["loss"] for x in map(json.loads, open(f"{run}/log.jsonl")) if x["kind"] == "train"] for run in sys.argv[2:])
+worst = max(abs(x - y) for x, y in zip(a, b, strict=True))
+print(f"{len(a)} steps, losses {a[0]:.4f} to {a[-1]:.4f}; largest difference {worst:.3g}, allowed {sys.argv[1]}")
+sys.exit(worst > float(sys.argv[1]))
 P
 }
 
-machine() { date -u; nvidia-smi || true; python3 -c "import sys, torch; print(sys.version, torch.__version__, torch.version.cuda)"; git log -1 --format=%h || true; }
+first() {       # MODEL: five steps compiled on this device, and eager in fp32 on the CPU
+    local a=$runs/first-$1 b=$runs/first-cpu-$1
+    local flags="--model $1 --n_layer 4 $small --max_steps 5 --warmup_steps 1 --eval_every 5 --eval_tokens 8192"
+    rm -rf "$a" "$b"
+    python3 train.py $flags --compile --out "$a" && python3 train.py $flags --device cpu --dtype fp32 --out "$b" &&
+        losses 0.03 "$a" "$b"
+}
 
-killed() {      # FLAGS...: a run, the same run again, and one that is killed and resumed
-    local a=$runs/whole b=$runs/again c=$runs/killed flags="--max_steps 60 --warmup_steps 10 --eval_every 30 --save_every 10 $*"
-    rm -rf $a $b $c
-    python3 train.py $flags --out $a && python3 train.py $flags --out $b || return 1
-    python3 train.py $flags --out $c & local pid=$!
-    until grep -qs '"step": 25' $c/log.jsonl || ! kill -0 $pid 2> /dev/null; do sleep 0.1; done
+resume() {      # a run, and the same run killed and resumed
+    local a=$runs/whole b=$runs/killed pid
+    local flags="$small --deterministic --max_steps 60 --warmup_steps 10 --eval_every 30 --save_every 10"
+    rm -rf "$a" "$b"
+    python3 train.py $flags --out "$a" || return 1
+    python3 train.py $flags --out "$b" & pid=$!
+    until grep -qs '"step": 25' "$b/log.jsonl" || ! kill -0 $pid 2> /dev/null; do sleep 0.1; done
     kill -9 $pid; wait $pid
-    python3 train.py --resume $c && losses $a $b $c
+    python3 train.py --resume "$b" && losses 0 "$a" "$b"
 }
 
-memory() {      # the out-of-memory message: one line, exit code 2
-    rm -rf $runs/memory
-    python3 train.py --micro_batch 32768 --batch_tokens 8388608 --max_steps 1 --out $runs/memory > $runs/memory.txt 2>&1
-    [ $? = 2 ] && grep 'out of memory' $runs/memory.txt
+study() {       # NAME: the study, by several processes that share it
+    local pids="" code=0
+    for i in $(seq "$jobs"); do
+        python3 results/study/study.py --data "${DATA:-stdlib}" --results "$out/$1" --out "$runs/$1" \
+            --scales 1 $study & pids="$pids $!"
+    done
+    for i in $pids; do wait "$i" || code=1; done
+    wc -l "$out/$1/runs.csv"
+    return $code
 }
+export -f losses first resume study
 
-first_steps() { # MODEL: five steps compiled on this device, and eager in fp32 on the CPU
-    local common="--model $1 --n_layer 4 --max_steps 5 --warmup_steps 1 --eval_every 5 --eval_tokens 8192"
-    rm -rf $runs/first-$1 $runs/first-cpu-$1
-    python3 train.py $common --compile --out $runs/first-$1 \
-        && python3 train.py $common --device cpu --dtype fp32 --out $runs/first-cpu-$1 \
-        && losses $runs/first-$1 $runs/first-cpu-$1
-}
-
-bench() {       # PRESET BATCH MODEL...: one model beside gpt, in one piece each
-    local preset=$1 shape="--batch $2 --rounds 5 --new_tokens ${NEW_TOKENS:-64} ${LAYERS:+--n_layer $LAYERS}" model need=240
-    full || shape="--batch 2 --rounds 2 --new_tokens 4 --n_layer 4 --d_model 64 --n_head 2 --d_ff 128 --vocab_size 512 --seq_len 64"
-    shift 2
-    for model in "$@"; do
-        piece "bench-$preset-${model//[:=]/-}" python3 bench.py --preset $preset --models $model --bytes $shape \
-            --json "$out/bench-$preset-${model//[:=]/-}.json"
+bench() {       # NAME FLAGS OPTIONS MODEL...: bench.py with each model beside its gpt, then the line that predicted it
+    local name=bench-$1 flags=$2 options=$3 model file need=$least show=6
+    for model in "${@:4}"; do
+        file=$name-${model//[:=]/-}
+        piece "$file" bash -c "python3 bench.py $flags --new_tokens 0 $shape --models $model$options --json \
+            '$out/$file.json' && { grep -E '^\| (model|$model) \|' results/bench/h100.md || true; }"
     done
 }
 
-study() {       # SEED MODEL...: 21M parameters, DATA (docs/data.md says what there is), one run per piece
-    local seed=$1 model name run
-    local flags="--preset study --d_model 384 --n_head 6 --seq_len 512 --max_len 512 --batch_tokens 65536 --max_steps ${STEPS:-920}"
-    full || flags="--preset study --n_layer 2 --d_model 32 --n_head 2 --max_steps 4 --warmup_steps 1 --eval_tokens 1000"
-    shift
-    for model in "$@"; do
-        name=study-${model// --/-}-seed$seed name=${name// /-} run=$runs/$name
-        if [ -e $run/ckpt.pt ]; then piece $name python3 train.py --resume $run
-        else
-            rm -rf $run         # stopped before its first checkpoint
-            piece $name python3 train.py --model $model --data "${DATA:-stdlib}" $flags --seed $seed --out $run
-        fi
-        mkdir -p "$out/$name" && cp $run/config.json $run/log.jsonl "$out/$name" 2> /dev/null
-    done
+with() {        # NAME MODEL PYTHON: bench.py at exo-450m after a line of Python, with a compiler's cache of its own
+    local need=$least run="import runpy, sys, torch._inductor.config; $3; sys.argv[0] = 'bench.py'"
+    TORCHINDUCTOR_CACHE_DIR=$TORCHINDUCTOR_CACHE_DIR-$1 piece "with-$1" python3 -c "$run
+runpy.run_path('bench.py', run_name='__main__')" $exo --new_tokens 0 $shape --models "$2" --json "$out/with-$1.json"
 }
 
-export -f killed losses memory first_steps
-export runs
-models=$(cd models && ls [a-z]*.py | sed 's/\.py//')
-small=""; full || small="--n_layer 2 --d_model 64 --n_head 2"
-
-piece machine bash -c "$(declare -f machine); machine"
-bench exo-450m 16 gpt:gate=elementwise exoformer muddformer satformer
-piece resume bash -c "killed $small"
-piece resume-deterministic bash -c "killed --deterministic $small"
-bench exo-450m 16 resformer attnres_block
-for model in gpt muddformer exoformer satformer attnres; do piece first-$model bash -c "first_steps $model"; done
-full && piece memory bash -c memory
-bench mudd-405m 16 muddformer attnres denseformer hyperconnections
-full && piece tests python3 -m pytest -q -n 8 --dist loadfile
-for seed in 0 1; do study $seed gpt "gpt --gate elementwise" resformer exoformer satformer muddformer attnres denseformer; done
-bench exo-450m 16 exoformer_dynamic attnres speedrun cla kern muddmoe geonorm
-bench exo-450m 2 sas dape sambay
-for model in $models; do piece first-$model bash -c "first_steps $model"; done
-full && piece decode python3 bench.py --preset exo-450m --models sambay --decode 1024 8192 32768 --json $out/decode.json
-for model in muddformer attnres; do
-    full && piece profile-$model python3 bench.py --preset exo-450m --models $model --batch 16 --profile $out/$model-trace.json
+gpt2="--preset gpt2-124m --batch 32" exo="--preset exo-450m --vocab_size 57664 --batch 16"
+piece machine bash -c '[ -e data/stdlib ] || python3 data_prep.py stdlib; nvidia-smi; date -u; git log -1 --format=%h
+    python3 -c "import sys, torch; print(sys.version, torch.__version__, torch.version.cuda)" || true'
+for model in $(cd models && ls [a-z]*.py); do                   # side by side, each with two processes that compile
+    while [ "$(jobs -pr | wc -l)" -ge "$jobs" ]; do wait -n; done
+    TORCHINDUCTOR_COMPILE_THREADS=2 piece first-${model%.py} first ${model%.py} &
 done
-bench mudd-405m 16 mhc       # last: its Sinkhorn takes long to compile
+wait
+piece resume resume
+bench 124m "$gpt2" :qk_norm=false gpt resformer satformer denseformer gpt:gate=elementwise exoformer exoformer_dynamic \
+    nuresformer muddformer attnres_block:block_size=8 attnres hyperconnections
+bench exo-450m "$exo" "" gpt resformer exoformer exoformer_dynamic muddformer attnres_block:block_size=8 attnres
+with cudnn gpt "torch.backends.cuda.enable_flash_sdp(False)"
+with flash gpt "torch.backends.cuda.enable_cudnn_sdp(False)"
+with reads-10 denseformer "torch._inductor.config.triton.mix_order_reduction_max_reads = 10"
+with reads-20 denseformer "torch._inductor.config.triton.mix_order_reduction_max_reads = 20"
+TORCHINDUCTOR_COMPILE_THREADS=2 piece study${PRESET:+-$PRESET} study study${PRESET:+-$PRESET}
+[ -n "$small" ] || piece tests python3 -m pytest -q -n "$jobs" --dist loadfile tests/scripts
+piece decode python3 bench.py --preset exo-450m $shape --models sambay --decode $contexts --json "$out/decode.json"
+piece profile python3 bench.py $exo $shape --models muddformer --profile "$out/profile.json"
+bench mudd-405m "--preset mudd-405m --batch 16" "" denseformer muddformer attnres
+bench 124m "$gpt2" :qk_norm=false mhc           # last: its Sinkhorn takes long to compile
 echo "all pieces tried; results in $out"

@@ -51,23 +51,30 @@ def test_train_makes_resumes_or_leaves_a_run(state, words, tmp_path, monkeypatch
 
 
 def test_a_day_on_a_gpu(tmp_path):
-    """results/gpu/day.sh with a python3 that does nothing: all pieces, once; with one that fails: again next time."""
+    """results/gpu/day.sh with a python3 that does nothing or fails: all pieces, once; one that failed, when asked."""
     python, day = tmp_path / "python3", publish.TOP / "results" / "gpu" / "day.sh"
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SIZE": "tiny", "OUT_DIR": str(tmp_path / "out"),
            "RUNS": str(tmp_path / "runs")}
 
-    def call(code, **more):
+    def call(code, *only, **more):
         python.write_text(f"#!/bin/sh\nexit {code}\n")
         python.chmod(0o755)
-        done = subprocess.run(["bash", day], capture_output=True, text=True, env={**env, **more}, timeout=240)
+        done = subprocess.run(["bash", day, *only], capture_output=True, text=True, env={**env, **more}, timeout=240)
         assert done.returncode == 0, done.stderr
-        return done.stdout
+        return set(re.findall(rf"^== (\S+): exit {code} after", done.stdout, re.M)), done.stdout.splitlines()[-1]
 
-    assert call(0, MINUTES="0") == "no time left before machine: call again\n"
-    failed, passed = (re.findall(rf"^== (\S+): exit {code} after", call(code), re.M) for code in (1, 0))
-    assert set(failed) == set(passed) and len(passed) > 30
-    assert {path.stem for path in (tmp_path / "out").glob("*.ok")} == {"machine", *passed}     # it fails for nothing
-    assert call(0) == f"all pieces tried; results in {tmp_path / 'out'}\n"
+    def ended(how):
+        return {path.stem for path in (tmp_path / "out").glob(f"*.{how}")}
+
+    end = f"all pieces tried; results in {tmp_path / 'out'}"
+    assert "no time left before machine: call again" in call(0, MINUTES="0")[1]
+    failed, last = call(1)
+    assert last == end and len(failed) > 30 and ended("failed") == failed and ended("ok") == {"machine"}
+    assert call(0) == (set(), end)
+    for name in failed:
+        (tmp_path / "out" / f"{name}.failed").unlink()
+    assert call(0, "^resume$") == ({"resume"}, end) and call(0)[0] == failed - {"resume"}
+    assert ended("ok") == {"machine", *failed}
 
 
 def test_fill(tmp_path):
