@@ -14,8 +14,8 @@ runs.csv and rows in logs.jsonl.xz (here or in --results), and is kept. Several 
     python results/study/study.py --data notes --results runs/study-mine --systems gpt mine --steps 1000
 
 With --steps 20 --scales 1 --eval_tokens 4096 that is a try of minutes. If the data are bytes, compare losses over all
-targets, since half of them are copyable. Other options go to train.py. This is a larger study, for a GPU (29M parameters in the
-blocks, 655M tokens):
+targets, since half of them are copyable. Other options go to train.py. This is a larger study, for a GPU (29M
+parameters in the blocks, 655M tokens):
 
     python results/study/study.py --data fineweb-edu --results runs/study-30m --preset study-30m --dtype bf16 --seeds 2
 """
