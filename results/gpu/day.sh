@@ -28,7 +28,8 @@ piece() {       # NAME COMMAND...: runs it unless it is done, for the time that 
     [ $left -ge ${need:-20} ] || { echo "no time left before $name: call again"; exit 0; }
     timeout -k 10 $left bash -c 'trap "sleep 60" TERM; "$@"' . "$@" > "$out/$name.txt" 2>&1     # then all is killed
     code=$?
-    case $code in 0) touch "$out/$name.ok" ;; 124 | 137) ;; *) touch "$out/$name.failed" ;; esac    # 124, 137: stopped
+    case $code in 0) touch "$out/$name.ok" ;; 124 | 137) ;; *) touch "$out/$name.failed" ;; esac   # 124, 137: stopped,
+    [ $code -lt 124 ] || find "$TORCHINDUCTOR_CACHE_DIR" -name '*.so' -mmin -2 -delete             # maybe while linking
     echo "== $name: exit $code after $((SECONDS - began)) s
 $(tail -n "${show:-3}" "$out/$name.txt" | cut -c 1-300)"
 }
@@ -100,10 +101,9 @@ wait
 piece resume resume
 bench 124m "$gpt2" :qk_norm=false gpt resformer satformer denseformer gpt:gate=elementwise exoformer exoformer_dynamic \
     nuresformer muddformer attnres_block:block_size=8 attnres hyperconnections
-bench exo-450m "$exo" "" gpt resformer exoformer exoformer_dynamic muddformer attnres_block:block_size=8 attnres
+bench exo-450m "$exo" "" gpt resformer exoformer exoformer_dynamic muddformer denseformer attnres
 with cudnn gpt "torch.backends.cuda.enable_flash_sdp(False)"
 with flash gpt "torch.backends.cuda.enable_cudnn_sdp(False)"
-with reads-10 denseformer "torch._inductor.config.triton.mix_order_reduction_max_reads = 10"
 with reads-20 denseformer "torch._inductor.config.triton.mix_order_reduction_max_reads = 20"
 TORCHINDUCTOR_COMPILE_THREADS=2 piece study${PRESET:+-$PRESET} study study${PRESET:+-$PRESET}
 [ -n "$small" ] || piece tests python3 -m pytest -q -n "$jobs" --dist loadfile tests/scripts
