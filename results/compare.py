@@ -44,6 +44,13 @@ def read(folder):
     return [{**line, **logs[line["run"]]} for line in lines]
 
 
+def speeds(folder, column="speed"):
+    """{system: speed of its training step over gpt's}, measured by bench.py; {} if the folder has no speed.csv."""
+    path = folder / "speed.csv"
+    lines = csv.DictReader(path.read_text().splitlines()) if path.exists() else ()
+    return {line["system"]: float(line[column]) for line in lines}
+
+
 def groups(runs, **columns):
     """{system: its runs, sorted by seed}, of the runs that have these values in their columns and did not diverge."""
     found = {}

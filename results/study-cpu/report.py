@@ -1,10 +1,9 @@
 """Makes the tables and pictures of this folder's pages: python results/study-cpu/report.py
 
-Reads runs.csv, logs.jsonl.xz and speed.csv. Rewrites the text between <!-- NAME --> and <!-- end --> in README.md,
-claims.md, plain.md, rates.md, and two columns in the repository's README. Draws curves.png and gaps.png.
+Reads runs.csv, logs.jsonl.xz and ../study/speed.csv. Rewrites the text between <!-- NAME --> and <!-- end --> in
+README.md, claims.md, plain.md, rates.md, and two columns in the repository's README. Draws curves.png and gaps.png.
 """
 import argparse
-import csv
 import math
 import re
 import sys
@@ -12,9 +11,9 @@ from pathlib import Path
 from statistics import mean
 
 HERE = Path(__file__).resolve().parent
-README = HERE.parents[1] / "README.md"
+README, STUDY = HERE.parents[1] / "README.md", HERE.parent / "study"
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
-from compare import contrast, difference, final, gap, groups, main_table, others, read, residuals  # noqa: E402
+from compare import contrast, difference, final, gap, groups, main_table, others, read, residuals, speeds  # noqa: E402
 from publish import fill, markdown  # noqa: E402
 
 from nanodepth import curves, pictures  # noqa: E402
@@ -49,12 +48,6 @@ def plain_groups(runs):
     return {name: min((each[name] for each in rates), key=lambda some: some[0]["loss"]) for name in rates[0]}
 
 
-def speeds(column="speed"):
-    """{system: speed of its training step over gpt's}, measured by bench.py."""
-    with open(HERE.parent / "study" / "speed.csv") as file:
-        return {row["system"]: float(row[column]) for row in csv.DictReader(file)}
-
-
 def coverage(losses, a, b):
     """How often the interval of difference() covers the truth if each system has the variance of its own residuals."""
     rest, left = residuals(losses)
@@ -74,7 +67,7 @@ def saving_table(strong, lengths):
 
     lengths: {steps: gpt's runs}. The intervals are those of the loss; > and < lie outside of these lengths.
     """
-    speed, rows = speeds(), []
+    speed, rows = speeds(STUDY), []
 
     def factor(losses, name, scale):
         own, ends = losses(strong), losses(lengths)
@@ -133,7 +126,7 @@ def coverage_lines(strong):
 
 def front(text, strong):
     """The repository's README with today's numbers in its table: loss on targets not copyable, time of a step."""
-    losses, speed = others(strong), speeds()
+    losses, speed = others(strong), speeds(STUDY)
     for row, system in FRONT.items():
         cells = f"| {gap(losses, system)[0]} | {1 / speed[system]:.2f} |"
         text = re.sub(rf"^(\| `{row}` \|.*?)\|[^|\n]*\|[^|\n]*\|$", lambda row: row[1] + cells, text, flags=re.M)
@@ -164,7 +157,7 @@ def curves_picture(strong, plain):
     """Curves of the better half of the systems that have both recipes; time from the speeds on an idle machine."""
     rows = curves.summarise(strong, "gpt")
     best = sorted((name for name in plain if name != "gpt"), key=lambda name: rows[name]["loss"])[:6]
-    shown = {name: {**rows[name], "tok_s": speeds("tokens_per_s")[name],
+    shown = {name: {**rows[name], "tok_s": speeds(STUDY, "tokens_per_s")[name],
                     "difference": difference(final(strong), name, "gpt")[0]} for name in ("gpt", *best)}
     return pictures.draw_curves(shown, strong, "gpt")
 

@@ -5,7 +5,6 @@ leads.png: each system's lead over gpt against tokens, with 95% bands. --results
 The time of a step comes from speed.csv, if it exists, measured on an idle machine: the runs shared theirs.
 """
 import argparse
-import csv
 import runpy
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
-from compare import best_scales, difference, final, gap, others, read  # noqa: E402
+from compare import best_scales, difference, final, gap, others, read, speeds  # noqa: E402
 from publish import fill, markdown  # noqa: E402
 
 import models  # noqa: E402
@@ -40,14 +39,7 @@ def ends(runs):
             for steps in sorted({run["steps"] for run in runs})}
 
 
-def step_times(folder):
-    """{system: time of a step over gpt's}, from speed.csv (columns system and speed)."""
-    path = folder / "speed.csv"
-    lines = csv.DictReader(path.read_text().splitlines()) if path.exists() else ()
-    return {line["system"]: 1 / float(line["speed"]) for line in lines}
-
-
-def leads_table(at, times, losses=final):
+def leads_table(at, speed, losses=final):
     """Loss minus gpt's at the end of each length, in nats: below zero the system is ahead.
 
     Then, for a system's longest runs: how many times their tokens gpt would need for the same loss, from gpt's own
@@ -58,7 +50,7 @@ def leads_table(at, times, losses=final):
         steps, each = next((steps, each) for steps, each in reversed(at.items()) if name in each)
         points = [(n / steps, mean(losses(some)["gpt"].values())) for n, some in at.items() if "gpt" in some]
         needed = curves.tokens_needed(points, mean(losses(each)[name].values()))
-        time = times.get(name)
+        time = 1 / speed[name] if name in speed else None
         rows.append([f"`{name}`", f"{parameters(name):,}", *(gap(losses(some), name)[0] for some in at.values()),
                      f"{needed:.2f}" if needed else "", f"{time:.2f}" if time else "",
                      f"{needed / time:.2f}" if needed and time else ""])
@@ -80,9 +72,14 @@ def lead_curve(each, system):
 
 
 def leads_picture(at):
-    """For the longest runs: lead over gpt against tokens, and beside it the losses of gpt's seeds."""
+    """At the longest length that gpt and another system have reached: each lead against tokens, and gpt's own losses.
+
+    None if there is no such length.
+    """
+    each = next((each for each in reversed(at.values()) if {"gpt"} < set(each)), None)
+    if each is None:
+        return None
     fig, ((left, right),) = pictures.figure(1, 2, (12, 5), width_ratios=(2, 1))
-    each = list(at.values())[-1]
     names = sorted((name for name in each if name != "gpt"), key=lambda name: difference(others(each), name, "gpt")[0])
     for name, (color, dash) in zip(names[:SHOWN], pictures.styles()):
         tokens, lead, half = zip(*((tokens / 1e6, *rest) for tokens, *rest in lead_curve(each, name)))
@@ -105,9 +102,9 @@ def leads_picture(at):
     return fig
 
 
-def tables(at, times):
+def tables(at, speed):
     """{NAME: table}"""
-    return {"leads": leads_table(at, times), "others": leads_table(at, times, others)}
+    return {"leads": leads_table(at, speed), "others": leads_table(at, speed, others)}
 
 
 def main():
@@ -115,7 +112,7 @@ def main():
     parser.add_argument("--results", type=Path, default=HERE, help="folder with runs.csv and logs.jsonl.xz (this one)")
     folder = parser.parse_args().results
     at = ends(read(folder))
-    fill(folder / "README.md", **tables(at, step_times(folder)))
+    fill(folder / "README.md", **tables(at, speeds(folder)))
     list(pictures.save({"leads": lambda: leads_picture(at)}, folder))
 
 

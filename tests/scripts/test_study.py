@@ -67,7 +67,7 @@ def test_pages_are_those_of_their_runs():
     assert text == report["front"](text, compare.groups(runs, kind="main"))
     pages = report["tables"](runs) | {
         RESULTS / "study-small" / "README.md": small["tables"](final), RESULTS / "study" / "README.md": long["tables"](
-            long["ends"](compare.read(RESULTS / "study")), long["step_times"](RESULTS / "study"))}
+            long["ends"](compare.read(RESULTS / "study")), compare.speeds(RESULTS / "study"))}
     for page, parts in pages.items():
         for name, table in parts.items():
             assert f"<!-- {name} -->\n{table}\n<!-- end -->" in page.read_text(), (page, name)
@@ -124,22 +124,25 @@ def test_the_page_of_a_study(tmp_path, monkeypatch):
                     "run": f"{system}-{seed}-{steps}", "system": system, "scale": 1, "seed": seed, "steps": steps,
                     "loss": vals[-1][1], "others": vals[-1][1] - 1, "repeated": 1.0, "tokens": 4096 * steps}
                 results.add(line, [{"kind": "val", "step": n, "tokens": 4096 * n, "loss": loss} for n, loss in vals])
-    at, times = report["ends"](compare.read(tmp_path)), report["step_times"](tmp_path)
+    at, speed = report["ends"](compare.read(tmp_path)), compare.speeds(tmp_path)
     with torch.device("meta"):
         size = sum(p.numel() for p in models.build(name, vocab_size=4096, n_layer=12, d_model=128, n_head=4,
                                                    max_len=256).parameters())
-    for table in report["tables"](at, times).values():
+    for table in report["tables"](at, speed).values():
         row = [cell.strip() for cell in table.splitlines()[2].strip("|").split("|")]
         assert row == [f"`{name}`", f"{size:,}", *["-0.5000 ± 0.0000"] * 3, "", "1.25", ""]     # beyond gpt's ends
     del at[2000][name]                                                  # then its longest runs are shorter than gpt's
     needed = 2 ** 0.5
-    assert f"| {needed:.2f} | 1.25 | {needed / 1.25:.2f} |" in report["leads_table"](at, times)
+    assert f"| {needed:.2f} | 1.25 | {needed / 1.25:.2f} |" in report["leads_table"](at, speed)
     assert [(n / 4096, round(lead, 9)) for n, lead, half in report["lead_curve"](at[1000], name)] == [
         (n, -0.5) for n in (250, 500, 750, 1000)]
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(sys, "argv", ["report.py", "--results", str(tmp_path)])
     (tmp_path / "README.md").write_text("<!-- leads -->\n<!-- end -->\n")
     report["main"]()
+    names = [[text.get_text() for text in report["leads_picture"](lengths).axes[0].texts]
+             for lengths in (at, {**at, 4000: {"gpt": at[2000]["gpt"]}})]
+    assert names == [[name], [name]] and report["leads_picture"]({500: {"gpt": at[500]["gpt"]}}) is None
     assert (tmp_path / "leads.png").stat().st_size > 10_000 and f"| `{name}` |" in (tmp_path / "README.md").read_text()
 
 
