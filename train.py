@@ -48,7 +48,7 @@ class Options:                      # the preset changes some of these values: -
     max_steps: int = 1000           # optimizer steps
     batch_tokens: int = 8192        # tokens per optimizer step, over all ranks
     seq_len: int = 1024             # tokens per sequence
-    micro_batch: int | None = None  # sequences per forward and rank, changes memory alone; none: up to 32,768 tokens
+    micro_batch: int | None = None  # sequences per forward and rank: speed and memory alone; none: up to 32,768 tokens
     optimizer: str = "muon"         # muon (for the blocks' matrices, AdamW for the rest) | adamw
     muon_lr: float = 0.02           # Muon's peak learning rate
     adamw_lr: float = 0.004         # AdamW's peak rate: embeddings, head, norms; with --optimizer adamw also matrices
