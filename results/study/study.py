@@ -80,10 +80,12 @@ class Results:
         """Adds a finished leg, or replaces the one of this name."""
         with self.alone():
             lines = {**self.legs(), line["run"]: line}
-            kept = [row for row in lzma.open(self.logs, "rt") if json.loads(row)["run"] != line["run"]] \
-                if self.logs.exists() else []
-            text = "".join(kept) + "".join(json.dumps({"run": line["run"], **row}) + "\n" for row in rows)
-            runs.write_atomically(self.logs, lambda f: f.write(lzma.compress(text.encode())))
+            kept = self.logs.read_bytes() if self.logs.exists() else b""
+            if line["run"] in self.legs():
+                text = "".join(row for row in lzma.open(self.logs, "rt") if json.loads(row)["run"] != line["run"])
+                kept = lzma.compress(text.encode())
+            text = "".join(json.dumps({"run": line["run"], **row}) + "\n" for row in rows)
+            runs.write_atomically(self.logs, lambda f: f.write(kept + lzma.compress(text.encode())))
             table = [COLUMNS, *([str(x[column]).replace(",", " ") for column in COLUMNS] for x in lines.values())]
             runs.write_text(self.csv, "".join(",".join(cells) + "\n" for cells in table))
 
