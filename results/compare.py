@@ -23,6 +23,25 @@ from publish import markdown  # noqa: E402
 
 from nanodepth.curves import t95  # noqa: E402
 
+CLAIMS = (  # system with the lower loss, than this system, according to
+    ("gpt-gated", "gpt", "ExoFormer, table 1"), ("resformer", "gpt", "ExoFormer, table 1; SATFormer, table 5"),
+    ("satformer", "gpt", "SATFormer, table 5"), ("satformer", "resformer", "SATFormer, section 4.3"),
+    ("exoformer", "gpt-gated", "ExoFormer, table 1"), ("exoformer", "resformer", "ExoFormer, table 1"),
+    ("exoformer", "exoformer-no-norm", "ExoFormer, table 1"),
+    ("exoformer_dynamic", "exoformer", "ExoFormer, table 1"), ("muddformer", "gpt", "MUDDFormer, figure 3"),
+    ("muddformer", "denseformer", "MUDDFormer, figure 3"), ("muddformer", "hyperconnections", "MUDDFormer, figure 3"),
+    ("muddformer", "resformer", "SATFormer, table 5"),
+    ("satformer", "muddformer", "SATFormer, table 5, at 130M and 340M; at 760M the opposite"),
+    ("attnres", "gpt", "Attention Residuals"),
+    ("attnres", "denseformer", "Attention Residuals, ablations"), ("denseformer", "gpt", "MUDDFormer, figure 3"),
+    ("hyperconnections", "gpt", "MUDDFormer, figure 3"),
+    ("mhc", "gpt", "Attention Residuals, ablations"),
+    ("mhc", "hyperconnections", "mHC"),
+    ("attnres", "mhc", "Attention Residuals, ablations"),
+    ("speedrun", "gpt", "nanochat; modded-nanogpt, record 11"),
+    ("muddformer-trimmed", "gpt", "modded-nanogpt, pull request 259"),
+    ("attnres_delta", "gpt", "Delta Attention Residuals"),
+    ("attnres_delta", "attnres", "Delta Attention Residuals"))
 TEXTS = "run system kind model options data commit cpu gpu torch".split()      # all other columns have numbers
 
 
@@ -139,6 +158,19 @@ def main_table(each):
                      "not copyable: difference to gpt (95%)", "copyable: loss of each seed"],
                     [[f"`{name}`", str(len(at)), f"{mean(at.values()):.4f}", gap(losses, name)[0], gap(rest, name)[0],
                       ", ".join(f"{x:.2f}" for x in copied.get(name, {}).values())] for name, at in losses.items()])
+
+
+def claims(columns):
+    """A table of CLAIMS; columns: {head: {system: {seed: loss}}}. Claims about systems that no column has are left out.
+
+    A claim holds if the interval is below zero, is reversed if it is above, and is unresolved if it contains zero.
+    """
+    words, rows = {-1: ": holds", 0: ": unresolved", 1: ": reversed", None: ""}, []
+    for a, b, source in CLAIMS:
+        cells = [gap(losses, a, b) for losses in columns.values()]
+        if any(text for text, _ in cells):
+            rows.append([f"`{a}` below `{b}`", source, *(text + words[sign] for text, sign in cells)])
+    return markdown(["claim", "by", *columns], rows)
 
 
 def best_scales(runs):

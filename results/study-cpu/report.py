@@ -1,44 +1,23 @@
 """Makes the tables and pictures of this folder's pages: python results/study-cpu/report.py
 
 Reads runs.csv, logs.jsonl.xz and ../study/speed.csv. Rewrites the text between <!-- NAME --> and <!-- end --> in
-README.md, claims.md, plain.md, rates.md, and two columns in the repository's README. Draws curves.png and gaps.png.
+README.md, claims.md, plain.md and rates.md. Draws curves.png.
 """
 import argparse
 import math
-import re
 import sys
 from pathlib import Path
 from statistics import mean
 
 HERE = Path(__file__).resolve().parent
-README, STUDY = HERE.parents[1] / "README.md", HERE.parent / "study"
+STUDY = HERE.parent / "study"
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
-from compare import contrast, difference, final, gap, groups, main_table, others, read, residuals, speeds  # noqa: E402
+from compare import (  # noqa: E402
+    CLAIMS, claims, contrast, difference, final, gap, groups, main_table, others, read, residuals, speeds)
 from publish import fill, markdown  # noqa: E402
 
 from nanodepth import curves, pictures  # noqa: E402
 
-CLAIMS = (  # system with the lower loss, than this system, according to
-    ("gpt-gated", "gpt", "ExoFormer, table 1"), ("resformer", "gpt", "ExoFormer, table 1; SATFormer, table 5"),
-    ("satformer", "gpt", "SATFormer, table 5"), ("satformer", "resformer", "SATFormer, section 4.3"),
-    ("exoformer", "gpt-gated", "ExoFormer, table 1"), ("exoformer", "resformer", "ExoFormer, table 1"),
-    ("exoformer", "exoformer-no-norm", "ExoFormer, table 1"),
-    ("exoformer_dynamic", "exoformer", "ExoFormer, table 1"), ("muddformer", "gpt", "MUDDFormer, figure 3"),
-    ("muddformer", "denseformer", "MUDDFormer, figure 3"), ("muddformer", "hyperconnections", "MUDDFormer, figure 3"),
-    ("muddformer", "resformer", "SATFormer, table 5"),
-    ("satformer", "muddformer", "SATFormer, table 5, at 130M and 340M; at 760M the opposite"),
-    ("attnres", "gpt", "Attention Residuals"),
-    ("attnres", "denseformer", "Attention Residuals, ablations"), ("denseformer", "gpt", "MUDDFormer, figure 3"),
-    ("hyperconnections", "gpt", "MUDDFormer, figure 3"),
-    ("mhc", "gpt", "Attention Residuals, ablations"),
-    ("mhc", "hyperconnections", "mHC"),
-    ("attnres", "mhc", "Attention Residuals, ablations"),
-    ("speedrun", "gpt", "nanochat; modded-nanogpt, record 11"),
-    ("muddformer-trimmed", "gpt", "modded-nanogpt, pull request 259"),
-    ("attnres_delta", "gpt", "Delta Attention Residuals"),
-    ("attnres_delta", "attnres", "Delta Attention Residuals"))
-FRONT = {"gpt --gate elementwise": "gpt-gated"} | {name: name for name in (         # in the repository's README
-    "resformer satformer exoformer exoformer_dynamic denseformer muddformer attnres hyperconnections mhc").split()}
 PLAIN_RATES = (0.002, 0.004)
 
 
@@ -107,12 +86,8 @@ def depth_table(depths):
 
 
 def claims_table(strong, plain):
-    words, rows = {-1: ": holds", 0: ": unresolved", 1: ": reversed", None: ""}, []
-    for a, b, source in CLAIMS:
-        cells = [gap(losses(each), a, b) for each in (strong, plain) for losses in (final, others)]
-        rows.append([f"`{a}` below `{b}`", source, *(text + words[sign] for text, sign in cells)])
-    head = ["claim", "by", "strong recipe", "strong, not copyable", "plain recipe", "plain, not copyable"]
-    return markdown(head, rows)
+    return claims({name: losses(each) for recipe, each in (("strong recipe", strong), ("plain recipe", plain))
+                   for name, losses in ((recipe, final), (f"{recipe.split()[0]}, not copyable", others))})
 
 
 def coverage_lines(strong):
@@ -122,16 +97,6 @@ def coverage_lines(strong):
         least, most = min(found, key=found.get), max(found.values())
         lines.append(f"{words} {found[least]:.0%} ({least}) to {most:.0%}, {mean(found.values()):.0%} on average")
     return ";\n".join(lines) + "."
-
-
-def front(text, strong):
-    """The repository's README with today's numbers in its table: loss on targets not copyable, time of a step."""
-    losses, speed = others(strong), speeds(STUDY)
-    for row, system in FRONT.items():
-        cells = f"| {gap(losses, system)[0]} | {1 / speed[system]:.2f} |"
-        text = re.sub(rf"^(\| `{row}` \|.*?)\|[^|\n]*\|[^|\n]*\|$", lambda row: row[1] + cells, text, flags=re.M)
-    return text
-
 
 
 def rates_table(runs, head, bold=lambda run: True):
@@ -162,22 +127,6 @@ def curves_picture(strong, plain):
     return pictures.draw_curves(shown, strong, "gpt")
 
 
-def gaps_picture(strong):
-    """Differences to gpt with intervals: all targets, and those that are not copyable; the best first."""
-    fig, (axes,) = pictures.figure(1, 2, (11, 3.6), sharey=True)
-    rest = others(strong)
-    names = sorted(FRONT.values(), key=lambda name: difference(rest, name, "gpt")[0])
-    for ax, title, losses in zip(axes, ("all targets", "without copyable targets"), (final(strong), rest)):
-        values, halves = zip(*(difference(losses, name, "gpt") for name in names))
-        ax.errorbar(values, range(len(names)), fmt="o", capsize=3, xerr=halves)
-        ax.axvline(0, color="black", lw=0.8)
-        ax.set(title=title, xlabel="validation loss minus gpt's, nats (left is better)")
-        ax.grid(axis="y", alpha=0.3, lw=0.6)
-    axes[0].set(yticks=range(len(names)), yticklabels=names)
-    axes[0].invert_yaxis()
-    return fig
-
-
 def tables(runs):
     """{page: {NAME: table}}"""
     strong, plain = groups(runs, kind="main"), plain_groups(runs)
@@ -201,9 +150,7 @@ def main():
     for page, parts in tables(runs).items():
         fill(page, **parts)
     strong, plain = groups(runs, kind="main"), plain_groups(runs)
-    README.write_text(front(README.read_text(), strong))
-    list(pictures.save({"curves": lambda: curves_picture(strong, plain),
-                        "gaps": lambda: gaps_picture(strong)}, HERE))
+    list(pictures.save({"curves": lambda: curves_picture(strong, plain)}, HERE))
 
 
 if __name__ == "__main__":

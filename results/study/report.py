@@ -1,28 +1,34 @@
 """Makes the tables and the picture of this folder's page: python results/study/report.py
 
-Reads runs.csv and logs.jsonl.xz. Rewrites the text between <!-- NAME --> and <!-- end --> in README.md, and draws
-leads.png: each system's lead over gpt against tokens, with 95% bands. --results names another folder with these files.
+Reads runs.csv and logs.jsonl.xz. Rewrites the text between <!-- NAME --> and <!-- end --> in README.md and claims.md,
+and two columns in the repository's README. Draws leads.png. --results names another folder with runs, and pages if any.
 The time of a step comes from speed.csv, if it exists, measured on an idle machine: the runs shared theirs.
 """
 import argparse
+import re
 import runpy
 import sys
+from collections import defaultdict
+from itertools import accumulate
 from pathlib import Path
 from statistics import mean
 
 import torch
 
 HERE = Path(__file__).resolve().parent
+README = HERE.parents[1] / "README.md"
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
-from compare import best_scales, difference, final, gap, others, read, speeds  # noqa: E402
+from compare import best_scales, claims, difference, final, gap, others, read, speeds  # noqa: E402
 from publish import fill, markdown  # noqa: E402
 
 import models  # noqa: E402
 import train  # noqa: E402
 from nanodepth import curves, pictures  # noqa: E402
 
+FRONT = {"gpt --gate elementwise": "gpt-gated"} | {name: name for name in (         # in the repository's README
+    "resformer satformer exoformer exoformer_dynamic denseformer muddformer attnres hyperconnections mhc").split()}
 SYSTEMS = runpy.run_path(str(HERE / "study.py"))["SYSTEMS"]
-SHOWN = 8                                                               # systems in the picture
+SHOWN = 12                                                              # systems in the picture
 
 
 def parameters(system):
@@ -39,72 +45,121 @@ def ends(runs):
             for steps in sorted({run["steps"] for run in runs})}
 
 
-def leads_table(at, speed, losses=final):
-    """Loss minus gpt's at the end of each length, in nats: below zero the system is ahead.
+def leads_table(at, speed):
+    """Loss minus gpt's at the end of each length, in nats: below zero the system is ahead. On targets that are not
+    copyable, at the longest length also on all. The furthest ahead comes first.
 
-    Then, for a system's longest runs: how many times their tokens gpt would need for the same loss, from gpt's own
-    lengths; the time of a step over gpt's; and the first over the second, above 1 if the idea pays for its time.
+    Then, for the length before gpt's longest: how many times the system's tokens gpt would need for the same loss, from
+    gpt's own lengths; the time of a step over gpt's; and the first over the second, above 1 if the idea pays for it.
     """
-    rows = []
-    for name in dict.fromkeys(name for each in at.values() for name in each if name != "gpt"):
-        steps, each = next((steps, each) for steps, each in reversed(at.items()) if name in each)
-        points = [(n / steps, mean(losses(some)["gpt"].values())) for n, some in at.items() if "gpt" in some]
-        needed = curves.tokens_needed(points, mean(losses(each)[name].values()))
-        time = 1 / speed[name] if name in speed else None
-        rows.append([f"`{name}`", f"{parameters(name):,}", *(gap(losses(some), name)[0] for some in at.values()),
-                     f"{needed:.2f}" if needed else "", f"{time:.2f}" if time else "",
-                     f"{needed / time:.2f}" if needed and time else ""])
-    tokens = [f"{mean(run['tokens'] for runs in each.values() for run in runs) / 1e6:.1f}M" for each in at.values()]
-    return markdown(["system", "parameters", *(f"at {n}" for n in tokens), "gpt's tokens", "time of a step",
-                     "tokens over time"], rows)
+    each = at_ends(at)
+    ends = [(tokens, mean(some["gpt"].values())) for tokens, some in each.items() if "gpt" in some]
+    (known, loss), rows = ends[-2:][0], []
+    for name, points in sorted(leads(each).items(), key=lambda item: (-item[1][-1][0], item[1][-1][1])):
+        lead = difference(each[known], name, "gpt")[0]
+        needed = None if lead is None else curves.tokens_needed(ends, loss + lead)
+        ratio, time = needed and needed / known, 1 / speed[name] if name in speed else None
+        rows.append([f"`{name}`", f"{parameters(name):,}", *(gap(some, name)[0] for some in each.values()),
+                     gap(final(at[max(at)]), name)[0],
+                     *(f"{x:.2f}" if x else "" for x in (ratio, time, ratio and time and ratio / time))])
+    sizes = [f"{tokens / 1e6:.1f}M" for tokens in each]
+    return markdown(["system", "parameters", *(f"at {size}" for size in sizes), f"all targets, at {sizes[-1]}",
+                     f"gpt's tokens at {known / 1e6:.1f}M", "time of a step", "tokens over time"], rows)
 
 
-def lead_curve(each, system):
-    """[(tokens, lead, half-width of its 95% interval or None)] at the validations that a system and gpt share."""
-    loss = {name: {run["seed"]: {row["tokens"]: row["loss"] for row in run["val"] if row["loss"]} for run in each[name]}
-            for name in (system, "gpt")}
-    shared = set.intersection(*(set(at) for runs in loss.values() for at in runs.values())) - {0}
-    found = []
-    for tokens in sorted(shared):
-        now = {name: {seed: at[tokens] for seed, at in runs.items()} for name, runs in loss.items()}
-        found.append((tokens, *difference(now, system, "gpt")))
-    return [point for point in found if point[1] is not None]
+def along(each):
+    """{tokens: {system: {seed: loss}}} of all validations but the first."""
+    losses = defaultdict(lambda: defaultdict(dict))
+    for name, runs in each.items():
+        for run in runs:
+            for row in run["val"]:
+                if row["tokens"] and row["loss"]:
+                    losses[row["tokens"]][name][run["seed"]] = row["loss"]
+    return losses
+
+
+def at_ends(at):
+    """{tokens: {system: {seed: loss}}} of the targets that are not copyable, at each end of the runs."""
+    return {mean(run["tokens"] for runs in each.values() for run in runs): others(each) for each in at.values()}
+
+
+def leads(losses):
+    """{system: [(tokens, lead, half-width of its 95% interval or None)]} of along() or at_ends()."""
+    points = defaultdict(list)
+    for tokens, now in sorted(losses.items()):
+        for name in now:
+            lead, half = difference(now, name, "gpt")
+            if name != "gpt" and lead is not None:
+                points[name].append((tokens, lead, half))
+    return points
+
+
+def spread(values, gap):
+    """The values moved apart to at least `gap`, each in its place."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    moved = dict(zip(order, accumulate((values[i] for i in order), lambda last, x: max(x, last + gap))))
+    return [moved[i] - mean(moved.values()) + mean(values) for i in range(len(values))]
+
+
+def draw(ax, points, names):
+    """The lead of each system against tokens; in grey the narrowest 95% interval, around zero."""
+    low = min(lead for name in names for _, lead, _ in points[name])
+    heights = spread([points[name][-1][1] for name in names], -low / 22)
+    half = defaultdict(list)
+    for name, y, (color, dash) in zip(names, heights, pictures.styles()):
+        tokens, lead, _ = zip(*((tokens / 1e6, *rest) for tokens, *rest in points[name]))
+        ax.plot(tokens, lead, dash, color=color)
+        ax.annotate(name, (tokens[-1], y), (4, 0), textcoords="offset points", color=color, va="center")
+        for tokens, _, width in points[name]:
+            half[tokens / 1e6].append(width or 0)
+    x, width = zip(*sorted((tokens, min(widths)) for tokens, widths in half.items()))
+    ax.fill_between(x, [-y for y in width], width, color="black", alpha=0.1, lw=0)
+    ax.axhline(0, color="black", lw=0.8)
 
 
 def leads_picture(at):
-    """At the longest length that gpt and another system have reached: each lead against tokens, and gpt's own losses.
-
-    None if there is no such length.
+    """Leads at the ends of all lengths; those along the longest runs that gpt and another system have, beside gpt's
+    losses. None if there are no such runs.
     """
     each = next((each for each in reversed(at.values()) if {"gpt"} < set(each)), None)
     if each is None:
         return None
-    fig, ((left, right),) = pictures.figure(1, 2, (12, 5), width_ratios=(2, 1))
-    names = sorted((name for name in each if name != "gpt"), key=lambda name: difference(others(each), name, "gpt")[0])
-    for name, (color, dash) in zip(names[:SHOWN], pictures.styles()):
-        tokens, lead, half = zip(*((tokens / 1e6, *rest) for tokens, *rest in lead_curve(each, name)))
-        left.plot(tokens, lead, dash, color=color)
-        left.annotate(name, (tokens[-1], lead[-1]), (4, 0), textcoords="offset points", color=color, va="center")
-        if None not in half:
-            left.fill_between(tokens, [a - b for a, b in zip(lead, half)], [a + b for a, b in zip(lead, half)],
-                              color=color, alpha=0.15, lw=0)
+    fig, (axes,) = pictures.figure(1, 3, (15, 5.5), width_ratios=(3, 3, 1.5))
+    ends = leads(at_ends(at))
+    names = sorted((name for name in each if name != "gpt"), key=lambda name: ends[name][-1][1])[:SHOWN]
+    draw(axes[0], ends, names)
+    draw(axes[1], leads(along(each)), names)
     for run in each["gpt"]:
-        points = [(row["tokens"] / 1e6, row["loss"]) for row in run["val"] if row["tokens"] and row["loss"]]
-        right.plot(*zip(*points), color="black", lw=0.8)
-    left.axhline(0, color="black", lw=0.8)
-    left.set(ylabel="loss minus gpt's, nats (95% band)")
-    right.set(ylabel="gpt: validation loss of each seed, nats")
-    for ax in (left, right):
+        tokens, losses = zip(*((row["tokens"] / 1e6, row["loss"]) for row in run["val"] if row["tokens"]))
+        axes[2].plot(tokens, losses, color="black", lw=0.8)
+    axes[0].set(title="ends of runs, targets that are not copyable", ylabel="loss minus gpt's, nats")
+    axes[1].set(title="along the longest runs, all targets")
+    axes[2].set(title="gpt's seeds, all targets", ylabel="loss, nats")
+    for ax, room in zip(axes, (2.6, 4.4, 1.1)):                         # room for the names
+        tokens = ax.lines[0].get_xdata()
         ax.set(xscale="log", xlabel="training tokens (millions)")
         ax.set_xticks([0.5, 1, 2, 4, 8, 16], ["0.5", "1", "2", "4", "8", "16"])
         ax.minorticks_off()
-        ax.set_xlim(0.4, 1.6 * tokens[-1])                              # room for the names
+        ax.set_xlim(min(tokens) / 1.1, room * max(tokens))
     return fig
 
 
+def front(text, at, speed):
+    """The repository's README with these numbers in its table: the lead at the end of the longest runs, on targets that
+    are not copyable, and the time of a step.
+    """
+    losses = others(at[max(at)])
+    for row, system in FRONT.items():
+        cells = f"| {gap(losses, system)[0]} | {1 / speed[system]:.2f} |"
+        text = re.sub(rf"^(\| `{row}` \|.*?)\|[^|\n]*\|[^|\n]*\|$", lambda row: row[1] + cells, text, flags=re.M)
+    return text
+
+
 def tables(at, speed):
-    """{NAME: table}"""
-    return {"leads": leads_table(at, speed), "others": leads_table(at, speed, others)}
+    """{name of a page: {NAME: table}}"""
+    columns = {f"at {n / 1e6:.1f}M, not copyable": losses for n, losses in list(at_ends(at).items())[-2:]}
+    longest = {"all targets": final(at[max(at)])}
+    return {"README.md": {"leads": leads_table(at, speed)}, "claims.md": {"claims": claims(columns | longest)}}
 
 
 def main():
@@ -112,7 +167,11 @@ def main():
     parser.add_argument("--results", type=Path, default=HERE, help="folder with runs.csv and logs.jsonl.xz (this one)")
     folder = parser.parse_args().results
     at = ends(read(folder))
-    fill(folder / "README.md", **tables(at, speeds(folder)))
+    for page, parts in tables(at, speeds(folder)).items():
+        if (folder / page).exists():
+            fill(folder / page, **parts)
+    if folder == HERE:
+        README.write_text(front(README.read_text(), at, speeds(folder)))
     list(pictures.save({"leads": lambda: leads_picture(at)}, folder))
 
 

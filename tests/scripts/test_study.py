@@ -62,12 +62,12 @@ def test_pages_are_those_of_their_runs():
     report, small, long = (runpy.run_path(str(RESULTS / name / "report.py"))
                            for name in ("study-cpu", "study-small", "study"))
     final = compare.groups(compare.read(RESULTS / "study-small"), kind="final")
-    runs = compare.read(RESULTS / "study-cpu")
-    text = report["README"].read_text()
-    assert text == report["front"](text, compare.groups(runs, kind="main"))
-    pages = report["tables"](runs) | {
-        RESULTS / "study-small" / "README.md": small["tables"](final), RESULTS / "study" / "README.md": long["tables"](
-            long["ends"](compare.read(RESULTS / "study")), compare.speeds(RESULTS / "study"))}
+    at, speed = long["ends"](compare.read(RESULTS / "study")), compare.speeds(RESULTS / "study")
+    text = long["README"].read_text()
+    assert text == long["front"](text, at, speed)
+    pages = report["tables"](compare.read(RESULTS / "study-cpu"))
+    pages |= {RESULTS / "study-small" / "README.md": small["tables"](final)}
+    pages |= {RESULTS / "study" / page: parts for page, parts in long["tables"](at, speed).items()}
     for page, parts in pages.items():
         for name, table in parts.items():
             assert f"<!-- {name} -->\n{table}\n<!-- end -->" in page.read_text(), (page, name)
@@ -111,7 +111,9 @@ def test_the_queue(data, tmp_path, monkeypatch, capsys):
 
 
 def test_the_page_of_a_study(tmp_path, monkeypatch):
-    """Made-up runs: gpt falls by 1 when the tokens double, the system is 0.5 ahead and takes 1.25 times as long."""
+    """Made-up runs: gpt falls by 1 when the tokens double, the system is 0.5 ahead and takes 1.25 times as long. So gpt
+    needs sqrt(2) times the tokens.
+    """
     report = runpy.run_path(str(RESULTS / "study" / "report.py"))
     study, name = runpy.run_path(str(RESULTS / "study" / "study.py")), list(report["SYSTEMS"])[1]
     results = study["Results"](tmp_path)
@@ -128,14 +130,13 @@ def test_the_page_of_a_study(tmp_path, monkeypatch):
     with torch.device("meta"):
         size = sum(p.numel() for p in models.build(name, vocab_size=4096, n_layer=12, d_model=128, n_head=4,
                                                    max_len=256).parameters())
-    for table in report["tables"](at, speed).values():
-        row = [cell.strip() for cell in table.splitlines()[2].strip("|").split("|")]
-        assert row == [f"`{name}`", f"{size:,}", *["-0.5000 ± 0.0000"] * 3, "", "1.25", ""]     # beyond gpt's ends
-    del at[2000][name]                                                  # then its longest runs are shorter than gpt's
+    row = [cell.strip() for cell in report["leads_table"](at, speed).splitlines()[2].strip("|").split("|")]
     needed = 2 ** 0.5
-    assert f"| {needed:.2f} | 1.25 | {needed / 1.25:.2f} |" in report["leads_table"](at, speed)
-    assert [(n / 4096, round(lead, 9)) for n, lead, half in report["lead_curve"](at[1000], name)] == [
-        (n, -0.5) for n in (250, 500, 750, 1000)]
+    assert row == [f"`{name}`", f"{size:,}", *["-0.5000 ± 0.0000"] * 4, f"{needed:.2f}", "1.25", f"{needed / 1.25:.2f}"]
+    along = report["leads"](report["along"](at[1000]))
+    assert [(n / 4096, round(lead, 9), round(half, 9)) for n, lead, half in along[name]] == [
+        (n, -0.5, 0) for n in (250, 500, 750, 1000)]
+    assert report["spread"]([3.0, 0.0, 0.1], 1.0) == pytest.approx([2.7, -0.3, 0.7])
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(sys, "argv", ["report.py", "--results", str(tmp_path)])
     (tmp_path / "README.md").write_text("<!-- leads -->\n<!-- end -->\n")
