@@ -11,7 +11,7 @@ set -u
 cd "$(dirname "$0")/../.."
 deadline=$((${MINUTES:-1000} * 60)) only=${1:-.} out=${OUT_DIR:-runs/day-out} runs=${RUNS:-runs/day} jobs=${JOBS:-8}
 small="" least=200 contexts="1024 8192 32768" shape="--rounds 5 --bytes"
-study="--seeds 3 --steps 500 1000 2000 ${PRESET:+--preset $PRESET --dtype auto}"
+study="--seeds 3 ${PRESET:+--preset $PRESET --dtype auto}"
 if [ "${SIZE:-full}" = tiny ]; then
     small="--n_layer 2 --d_model 64 --n_head 2" least=20 contexts="16 32 --new_tokens 4"
     shape="$small --d_ff 128 --vocab_size 512 --seq_len 64 --batch 2 --rounds 2 --no-compile"
@@ -49,7 +49,7 @@ first() {       # MODEL: five steps compiled on this device, and eager in fp32 o
     local flags="--model $1 --n_layer 4 $small --max_steps 5 --warmup_steps 1 --eval_every 5 --eval_tokens 8192"
     rm -rf "$a" "$b"
     python3 train.py $flags --compile --out "$a" && python3 train.py $flags --device cpu --dtype fp32 --out "$b" &&
-        losses 0.03 "$a" "$b"
+        losses 0.1 "$a" "$b"
 }
 
 resume() {      # a run, and the same run killed and resumed
@@ -63,24 +63,37 @@ resume() {      # a run, and the same run killed and resumed
     python3 train.py --resume "$b" && losses 0 "$a" "$b"
 }
 
-study() {       # NAME: the study, by several processes that share it
-    local pids="" code=0
+study() {       # NAME: the study, by several processes that share it, and share the GPU by MPS if there is one
+    local pids="" code=0 mps=$runs/mps results=$out/$1
+    mkdir -p "$mps" "$results"
+    [ -z "${START:-}" ] || cp -n "$START"/runs.csv "$START"/logs.jsonl.xz "$results"
+    export CUDA_MPS_PIPE_DIRECTORY=$(realpath "$mps") CUDA_MPS_LOG_DIRECTORY=$(realpath "$mps")
+    nvidia-cuda-mps-control -d || pgrep nvidia-cuda-mps > /dev/null || unset CUDA_MPS_PIPE_DIRECTORY
     for i in $(seq "$jobs"); do
-        python3 results/study/study.py --data "${DATA:-stdlib}" --results "$out/$1" --out "$runs/$1" \
+        python3 results/study/study.py --data "${DATA:-stdlib}" --results "$results" --out "$runs/$1" \
             --scales 1 $study & pids="$pids $!"
     done
     for i in $pids; do wait "$i" || code=1; done
-    wc -l "$out/$1/runs.csv"
+    wc -l "$results/runs.csv"
+    [ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" ] || echo quit | nvidia-cuda-mps-control
     return $code
 }
 export -f losses first resume study
 
-bench() {       # NAME FLAGS OPTIONS MODEL...: bench.py with each model beside its gpt, then the line that predicted it
-    local name=bench-$1 flags=$2 options=$3 model file need=$least show=6
-    for model in "${@:4}"; do
+bench() {       # NAME SIDE FLAGS OPTIONS MODEL...: bench.py with each model beside its gpt, then what predicted it;
+                # before, SIDE of them (0: none) compile at once
+    local name=bench-$1 side=$2 flags="$3 --new_tokens 0 $shape" options=$4 model file need=$least show=6
+    shift 4
+    for model in "$@"; do
+        [ "$side" -gt 0 ] || break
+        while [ "$(jobs -pr | wc -l)" -ge "$side" ]; do wait -n; done
+        piece "compile-$name-${model//[:=]/-}" python3 bench.py $flags --rounds 1 --models "$model$options" &
+    done
+    wait
+    for model in "$@"; do
         file=$name-${model//[:=]/-}
-        piece "$file" bash -c "python3 bench.py $flags --new_tokens 0 $shape --models $model$options --json \
-            '$out/$file.json' && { grep -E '^\| (model|$model) \|' results/bench/h100.md || true; }"
+        piece "$file" bash -c "python3 bench.py $flags --models $model$options --json '$out/$file.json' &&
+            { grep -E '^\| (model|$model) \|' results/bench/h100.md || true; }"
     done
 }
 
@@ -99,9 +112,9 @@ for model in $(cd models && ls [a-z]*.py); do                   # side by side, 
 done
 wait
 piece resume resume
-bench 124m "$gpt2" :qk_norm=false gpt resformer satformer denseformer gpt:gate=elementwise exoformer exoformer_dynamic \
+bench 124m 3 "$gpt2" :qk_norm=false gpt resformer satformer denseformer gpt:gate=elementwise exoformer exoformer_dynamic \
     nuresformer muddformer attnres_block:block_size=8 attnres hyperconnections
-bench exo-450m "$exo" "" gpt resformer exoformer exoformer_dynamic muddformer denseformer attnres
+bench exo-450m 0 "$exo" "" gpt resformer exoformer exoformer_dynamic muddformer denseformer attnres
 with cudnn gpt "torch.backends.cuda.enable_flash_sdp(False)"
 with flash gpt "torch.backends.cuda.enable_cudnn_sdp(False)"
 with reads-20 denseformer "torch._inductor.config.triton.mix_order_reduction_max_reads = 20"
@@ -109,6 +122,6 @@ TORCHINDUCTOR_COMPILE_THREADS=2 piece study${PRESET:+-$PRESET} study study${PRES
 [ -n "$small" ] || piece tests python3 -m pytest -q -n "$jobs" --dist loadfile tests/scripts
 piece decode python3 bench.py --preset exo-450m $shape --models sambay --decode $contexts --json "$out/decode.json"
 piece profile python3 bench.py $exo $shape --models muddformer --profile "$out/profile.json"
-bench mudd-405m "--preset mudd-405m --batch 16" "" denseformer muddformer attnres
-bench 124m "$gpt2" :qk_norm=false mhc           # last: its Sinkhorn takes long to compile
+bench mudd-405m 0 "--preset mudd-405m --batch 16" "" denseformer muddformer attnres
+bench 124m 0 "$gpt2" :qk_norm=false mhc           # last: its Sinkhorn takes long to compile
 echo "all pieces tried; results in $out"
