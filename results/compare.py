@@ -149,6 +149,17 @@ def gap(losses, a, b="gpt"):
     return f"{value:+.4f} ± {half:.4f}", 0 if abs(value) <= half else -1 if value < 0 else 1
 
 
+def coverage(losses, a, b):
+    """How often the interval of difference() covers the truth if each system has the variance of its own residuals."""
+    rest, left = residuals(losses)
+    rest, variances = iter(rest), []
+    for at in losses.values():
+        variances += [mean(next(rest) ** 2 for _ in at)] * len(at)
+    scale = len(variances) / left
+    variance = scale * sum(weight ** 2 * x for weight, x in zip(contrast(losses, a, b), variances))
+    return math.erf(difference(losses, a, b)[1] / math.sqrt(2 * variance))
+
+
 # --------------------------------------------------------------------------------------------------------------- tables
 
 
@@ -171,6 +182,13 @@ def claims(columns):
         if any(text for text, _ in cells):
             rows.append([f"`{a}` below `{b}`", source, *(text + words[sign] for text, sign in cells)])
     return markdown(["claim", "by", *columns], rows)
+
+
+def coverages(losses):
+    """A sentence about coverage() in the CLAIMS about these systems."""
+    found = {f"{a} against {b}": coverage(losses, a, b) for a, b, _ in CLAIMS if gap(losses, a, b)[1] is not None}
+    least = min(found, key=found.get)
+    return f"{found[least]:.0%} ({least}) to {max(found.values()):.0%}, {mean(found.values()):.0%} on average"
 
 
 def best_scales(runs):

@@ -4,7 +4,6 @@ Reads runs.csv, logs.jsonl.xz and ../study/speed.csv. Rewrites the text between 
 README.md, claims.md, plain.md and rates.md. Draws curves.png.
 """
 import argparse
-import math
 import sys
 from pathlib import Path
 from statistics import mean
@@ -13,7 +12,7 @@ HERE = Path(__file__).resolve().parent
 STUDY = HERE.parent / "study"
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 from compare import (  # noqa: E402
-    CLAIMS, claims, contrast, difference, final, gap, groups, main_table, others, read, residuals, speeds)
+    claims, difference, final, gap, groups, main_table, others, read, speeds)
 from publish import fill, markdown  # noqa: E402
 
 from nanodepth import curves, pictures  # noqa: E402
@@ -27,46 +26,7 @@ def plain_groups(runs):
     return {name: min((each[name] for each in rates), key=lambda some: some[0]["loss"]) for name in rates[0]}
 
 
-def coverage(losses, a, b):
-    """How often the interval of difference() covers the truth if each system has the variance of its own residuals."""
-    rest, left = residuals(losses)
-    rest, variances = iter(rest), []
-    for at in losses.values():
-        variances += [mean(next(rest) ** 2 for _ in at)] * len(at)
-    scale = len(variances) / left
-    variance = scale * sum(weight ** 2 * x for weight, x in zip(contrast(losses, a, b), variances))
-    return math.erf(difference(losses, a, b)[1] / math.sqrt(2 * variance))
-
-
 # --------------------------------------------------------------------------------------------------------------- tables
-
-
-def saving_table(strong, lengths):
-    """How many times a system's tokens gpt needs for the same loss, and how many times its training time.
-
-    lengths: {steps: gpt's runs}. The intervals are those of the loss; > and < lie outside of these lengths.
-    """
-    speed, rows = speeds(STUDY), []
-
-    def factor(losses, name, scale):
-        own, ends = losses(strong), losses(lengths)
-        seeds, (lead, half) = set.intersection(*map(set, ends.values())), difference(own, name, "gpt")
-        points = sorted((steps / strong["gpt"][0]["steps"], mean(at[seed] for seed in seeds))
-                        for steps, at in ends.items())
-        (first, most), (last, _) = points[0], points[-1]
-
-        def text(loss):
-            found, edge = curves.tokens_needed(points, loss), f"< {scale * first:.2f}"
-            return f"{scale * found:.2f}" if found else edge if loss > most else f"> {scale * last:.2f}"
-
-        loss = dict(points)[1] + lead
-        return text(loss) + (f" ({text(loss + half)} to {text(loss - half)})" if half else "")
-
-    for name in [name for name in strong if name != "gpt"]:
-        tokens, time = ([factor(losses, name, scale) for losses in (final, others)] for scale in (1, speed[name]))
-        rows.append([f"`{name}`", *tokens, f"{1 / speed[name]:.2f}", *time])
-    return markdown(["system", "tokens, all targets", "tokens, not copyable", "time of a step", "time, all targets",
-                     "time, not copyable"], rows)
 
 
 def baseline_table(strong, plain):
@@ -88,15 +48,6 @@ def depth_table(depths):
 def claims_table(strong, plain):
     return claims({name: losses(each) for recipe, each in (("strong recipe", strong), ("plain recipe", plain))
                    for name, losses in ((recipe, final), (f"{recipe.split()[0]}, not copyable", others))})
-
-
-def coverage_lines(strong):
-    lines = []
-    for words, losses in (("Over all targets", final(strong)), ("on those that are not copyable", others(strong))):
-        found = {f"{a} against {b}": coverage(losses, a, b) for a, b, _ in CLAIMS}
-        least, most = min(found, key=found.get), max(found.values())
-        lines.append(f"{words} {found[least]:.0%} ({least}) to {most:.0%}, {mean(found.values()):.0%} on average")
-    return ";\n".join(lines) + "."
 
 
 def rates_table(runs, head, bold=lambda run: True):
@@ -131,16 +82,13 @@ def tables(runs):
     """{page: {NAME: table}}"""
     strong, plain = groups(runs, kind="main"), plain_groups(runs)
     kinds = {kind: [run for run in runs if run["kind"] == kind] for kind in ("tune", "plain", "plain-tune")}
-    lengths = {steps: groups(runs, kind="main" if steps == 1000 else "length", steps=steps)["gpt"]
-               for steps in (500, 1000, 1500, 2000)}
     depths = {n: groups(runs, kind="main" if n == 12 else "depth", layers=n) for n in (6, 12, 24)}
     rates = {"rates": rates_table(kinds["tune"], "muon_lr adamw_lr mix_lr: loss after 250 steps"),
              "plain": rates_table([run for run in kinds["plain"] if run["seed"] == 0],
                                   "adamw_lr: loss after 1,000 steps", lambda run: run["adamw_lr"] in PLAIN_RATES),
              "quarter": rates_table(kinds["plain-tune"], "adamw_lr: loss after 250 steps", lambda run: False)}
-    main = {"main": main_table(strong), "saving": saving_table(strong, lengths)}
-    claims = {"claims": claims_table(strong, plain), "depth": depth_table(depths), "coverage": coverage_lines(strong)}
-    return {HERE / "README.md": main, HERE / "claims.md": claims,
+    pages = {"claims": claims_table(strong, plain), "depth": depth_table(depths)}
+    return {HERE / "README.md": {"main": main_table(strong)}, HERE / "claims.md": pages,
             HERE / "plain.md": {"baselines": baseline_table(strong, plain)}, HERE / "rates.md": rates}
 
 

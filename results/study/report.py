@@ -18,7 +18,7 @@ import torch
 HERE = Path(__file__).resolve().parent
 README = HERE.parents[1] / "README.md"
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
-from compare import best_scales, claims, difference, final, gap, others, read, speeds  # noqa: E402
+from compare import best_scales, claims, coverages, difference, final, gap, others, read, speeds  # noqa: E402
 from publish import fill, markdown  # noqa: E402
 
 import models  # noqa: E402
@@ -60,11 +60,12 @@ def leads_table(at, speed):
         needed = None if lead is None else curves.tokens_needed(ends, loss + lead)
         ratio, time = needed and needed / known, 1 / speed[name] if name in speed else None
         rows.append([f"`{name}`", f"{parameters(name):,}", *(gap(some, name)[0] for some in each.values()),
-                     gap(final(at[max(at)]), name)[0],
+                     str(len(at[max(at)].get(name, ()))), gap(final(at[max(at)]), name)[0],
                      *(f"{x:.2f}" if x else "" for x in (ratio, time, ratio and time and ratio / time))])
     sizes = [f"{tokens / 1e6:.1f}M" for tokens in each]
-    return markdown(["system", "parameters", *(f"at {size}" for size in sizes), f"all targets, at {sizes[-1]}",
-                     f"gpt's tokens at {known / 1e6:.1f}M", "time of a step", "tokens over time"], rows)
+    return markdown(["system", "parameters", *(f"at {size}" for size in sizes), f"seeds at {sizes[-1]}",
+                     f"all targets, at {sizes[-1]}", f"gpt's tokens at {known / 1e6:.1f}M", "time of a step (CPU)",
+                     "tokens over time"], rows)
 
 
 def along(each):
@@ -109,7 +110,8 @@ def draw(ax, points, names):
     for name, y, (color, dash) in zip(names, heights, pictures.styles()):
         tokens, lead, _ = zip(*((tokens / 1e6, *rest) for tokens, *rest in points[name]))
         ax.plot(tokens, lead, dash, color=color)
-        ax.annotate(name, (tokens[-1], y), (4, 0), textcoords="offset points", color=color, va="center")
+        ax.annotate(name, (tokens[-1], lead[-1]), (tokens[-1] * 1.2, y), color=color, va="center",
+                    arrowprops=dict(arrowstyle="-", color=color, lw=0.5))
         for tokens, _, width in points[name]:
             half[tokens / 1e6].append(width or 0)
     x, width = zip(*sorted((tokens, min(widths)) for tokens, widths in half.items()))
@@ -158,8 +160,10 @@ def front(text, at, speed):
 def tables(at, speed):
     """{name of a page: {NAME: table}}"""
     columns = {f"at {n / 1e6:.1f}M, not copyable": losses for n, losses in list(at_ends(at).items())[-2:]}
-    longest = {"all targets": final(at[max(at)])}
-    return {"README.md": {"leads": leads_table(at, speed)}, "claims.md": {"claims": claims(columns | longest)}}
+    longest = at[max(at)]
+    text = (f"Without copyable targets {coverages(others(longest))}.\nOver all targets {coverages(final(longest))}.")
+    return {"README.md": {"leads": leads_table(at, speed)},
+            "claims.md": {"claims": claims(columns | {f"at {list(at_ends(at))[-1] / 1e6:.1f}M, all": final(longest)}), "coverage": text}}
 
 
 def main():
