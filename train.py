@@ -229,7 +229,8 @@ def main(argv):
         import wandb  # noqa: F401  (if it is missing, fail now)
     ranks = Ranks(options.device, options.deterministic)
     if ranks.device.type == "cpu":
-        torch.set_num_threads(options.threads or torch.get_num_threads())
+        with user_errors(f"--threads {options.threads}: "):
+            torch.set_num_threads(options.threads or torch.get_num_threads())
         options.threads = torch.get_num_threads()
     options.dtype = choose_dtype(ranks.device, options.dtype)
     if options.compile is None:

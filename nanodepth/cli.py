@@ -136,6 +136,12 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         self.exit(exit_code(self.prog.split()[0], UserError(message)))
 
+    def parse_known_args(self, args=None, namespace=None):
+        for word in sys.argv[1:] if args is None else args:
+            if word.endswith("=--"):                                        # argparse makes an empty list of it
+                self.error(f"{word[:-3]} needs a value")
+        return super().parse_known_args(args, namespace)
+
     def parse_args(self, args=None, namespace=None):
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:

@@ -21,6 +21,8 @@ BAD = {   # name: (flags, what the line must say). Words in capitals are files o
     "no such optimizer": (["--optimizer", "sgd"], "--optimizer must be one of muon adamw"),
     "no such device": (["--device", "gpu7"], "--device gpu7"),
     "not a number": (["--max_steps", "many"], "--max_steps"),
+    "no value": (["--max_steps=--"], "--max_steps needs a value"),
+    "too many threads": (["--threads", str(10 ** 30)], "--threads 1000000"),
     "no steps": (["--max_steps", "0"], "--max_steps must be positive"),
     "rate not finite": (["--muon_lr", "inf"], "--muon_lr must be positive"),
     "long warm-up": (["--warmup_steps", "41"], "--warmup_steps must lie between 0 and 40"),
