@@ -18,7 +18,7 @@ def read(p, c, l, sources):
     return out
 
 
-def attnres(p, c, x):
+def attnres(p, c, x, read=read):
     v = [x]
     for l in range(2 * c.n_layer):
         v.append(sublayer(p, c, l + 1, read(p, c, l, v)))

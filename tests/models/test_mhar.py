@@ -1,9 +1,11 @@
 """mhar.py against its paper's equations in float64, arXiv:2607.27230."""
+from functools import partial
+
 import pytest
 import torch
 from measure import extra
-from reference import (  # noqa: F401  (float64: autouse)
-    GATED, compare, float64, heads, rms, setup, show, softmax, sublayer)
+from reference import GATED, compare, float64, heads, rms, setup, show, softmax  # noqa: F401  (float64: autouse)
+from test_attnres import attnres
 
 
 def read(p, c, l, v):
@@ -21,16 +23,9 @@ def read(p, c, l, v):
     return out
 
 
-def mhar(p, c, x):
-    v = [x]
-    for l in range(2 * c.n_layer):
-        v.append(sublayer(p, c, l + 1, read(p, c, l, v)))
-    return read(p, c, 2 * c.n_layer, v)
-
-
 @pytest.mark.parametrize("options", [dict(n_depth_head=n) for n in (1, 2, 32)] + GATED, ids=show)
 def test_equations(options):
-    compare(mhar, *setup("mhar", **{"n_depth_head": 8, **options}))
+    compare(partial(attnres, read=read), *setup("mhar", **{"n_depth_head": 8, **options}))
 
 
 def test_costs_are_those_of_attnres():

@@ -88,11 +88,6 @@ def n_steps(run):
     return log.read_bytes().count(b'"kind": "train"') if log.exists() else 0
 
 
-def saved(run):
-    """The step of the run's checkpoint, which is readable."""
-    return runs.read_checkpoint(run)["step"]
-
-
 def undisturbed(name, data, run):
     """A whole run of one model in this process; returns its folder."""
     assert inside(flags(**RUN, model=name, data=data, out=run)) == 0
@@ -107,11 +102,6 @@ def kill(process):
     process.kill()
     process.communicate()
     return process.returncode == -signal.SIGKILL
-
-
-def preparation(text, out):
-    """data_prep.py at work on the text of prepare()."""
-    return start("data_prep.py", "text", text, "--out", out, "--tokenizer", "byte", "--val_frac", 0.1)
 
 
 def training(name, data, run):
@@ -140,7 +130,8 @@ def chain(folder, rng, name, whole, data, seconds, most):
     tally, prepared, run, step = Counter(), folder / "data", folder / "run", 0
     folder.mkdir()
     while not prepared.exists():
-        process = preparation(data.parent / "words.txt", prepared)
+        process = start("data_prep.py", "text", data.parent / "words.txt", "--out", prepared, "--tokenizer", "byte",
+                        "--val_frac", 0.1)
         time.sleep(rng.uniform(0, seconds))
         tally["preparing data"] += kill(process)
     for path in data.iterdir():
@@ -152,7 +143,7 @@ def chain(folder, rng, name, whole, data, seconds, most):
             break
         if (run / "ckpt.pt").exists():
             tally["writing a checkpoint" if (run / "ckpt.pt.tmp").exists() else "training or starting up"] += 1
-            before, step = step, saved(run)
+            before, step = step, runs.read_checkpoint(run)["step"]
             assert step >= max(before, n_steps(run) - 1)                        # of every step, but for the last
         else:
             tally["before the first checkpoint"] += 1
@@ -280,13 +271,13 @@ def full_disks(folder):
                     f.write(bytes(4096))
             said = next(line for line in process.stdout if "could not be written" in line or "No space" in line)
             print(f"freed {freed}: {said.strip().replace(str(run), 'RUN')}")
-            step = saved(run)
+            step = runs.read_checkpoint(run)["step"]
             assert step >= 4
             if code == 0:
                 full.unlink()
             assert "Traceback" not in finish(process, code)
             if code == 1:
-                assert saved(run) == step
+                assert runs.read_checkpoint(run)["step"] == step
                 full.unlink()
                 finish(start("train.py", "--resume", run))
             assert_same_run(run, whole)

@@ -7,7 +7,6 @@ and changes no file. Never a traceback, never more than a minute, and no code fr
 """
 import argparse
 import hashlib
-import os
 import pickle
 import random
 import re
@@ -22,7 +21,7 @@ import torch
 from endurance import prepare
 from folders import ranks_file, write_docs
 from forked import Scripts
-from small import flags
+from small import Bomb, flags
 
 import data_prep
 import models
@@ -39,13 +38,6 @@ VALUES = ["-1", "0", "1", "2", "3", "7", "16", "1e3", "0.5", "1_0", "4294967296"
           "headwise", "relu", "cuda:99", "meta", "data", "run", "a.txt", "/", "..", "x" * 300, "ü", "%s", "{}"]
 ENDLESS = "max_steps batch_tokens rounds new_tokens".split()            # a long run is what such a flag asks for
 STRAY = ["--", "-h=", "--unknown", "extra", "--mod", "--resume", "@file", "--models=gpt:"]
-
-
-class Bomb:
-    """Pickled: code that makes a folder in the current one, where the scripts run."""
-
-    def __reduce__(self):
-        return os.mkdir, ("code ran",)
 
 
 def good_folder(folder, scripts):

@@ -1,6 +1,5 @@
 """convert.py: what it refuses, in one line, with nothing left behind."""
 import json
-import os
 import sys
 
 import pytest
@@ -10,6 +9,7 @@ import convert
 import train
 from forked import within
 from published import LLAMA, MAKE, QK_NORM, llama, mudd, obpm, off, save, tokenizer_json, trained
+from small import Bomb
 
 
 @pytest.fixture
@@ -73,11 +73,6 @@ def test_settings_that_our_models_do_not_have(layout, changes, said, refused, tm
     assert said in refused(layout, save(layout, tmp_path / "source", config | changes, tensors))
 
 
-class Payload:
-    def __reduce__(self):
-        return os.mkdir, ("pwned",)
-
-
 @pytest.mark.parametrize("layout, place", [
     ("exoformer", "transformer.layers.1.mlp.fc1.weight"), ("muddformer", "layers.0.attention_norm.weight"),
     ("pythia", "gpt_neox.layers.1.attention.query_key_value.bias")])
@@ -89,7 +84,7 @@ def test_damaged_checkpoints(layout, place, refused, monkeypatch, tmp_path):
         "no place for 1 of its tensors: extra.bias": tensors | {"extra.bias": torch.ones(3)},
         "is (5, 3)": tensors | {place: torch.ones(5, 3)},
         "torch.int8": tensors | {place: tensors[place].to(torch.int8)},
-        "tensors or plain values": tensors | {place: Payload()}}
+        "tensors or plain values": tensors | {place: Bomb()}}
     for i, (said, broken) in enumerate(cases.items()):
         assert said in refused(layout, save(layout, tmp_path / str(i), config, broken))
     good = save(layout, tmp_path / "good", config, tensors)

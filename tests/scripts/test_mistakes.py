@@ -8,7 +8,7 @@ import data_prep
 import models
 from folders import ranks_file
 from nanodepth import runs
-from small import SMALL, flags
+from small import SMALL, Bomb, flags
 
 BAD = {   # name: (flags, what the line must say). Words in capitals are files of the fixture `place`.
     "misspelt flag": (["--max_step", "9"], "unknown argument --max_step: did you mean --max_steps?"),
@@ -63,13 +63,6 @@ OTHERS = [   # (script, words, what the line must say)
     ("sample.py", ["RUN", "--max_new_tokens", "64"], "max_len 64"),
     ("sample.py", ["RUN", "--n", 10 ** 13, "--max_new_tokens", 3], "out of memory: lower --n"),
     ("eval.py", ["RUN", "--device", "gpu7"], "gpu7"), ("sample.py", ["RUN", "--device", "gpu7"], "gpu7")]
-
-
-class Bomb:
-    """Pickled: code that makes a file in the current folder."""
-
-    def __reduce__(self):
-        return open, ("code ran", "w")
 
 
 @pytest.fixture(scope="session")

@@ -133,7 +133,8 @@ def test_the_page_of_a_study(tmp_path, monkeypatch):
     row = [cell.strip() for cell in report["leads_table"](at, speed).splitlines()[2].strip("|").split("|")]
     needed = 2 ** 0.5
     lead = "-0.5000 ± 0.0000"
-    assert row == [f"`{name}`", f"{size:,}", lead, lead, lead, "3", lead, f"{needed:.2f}", "1.25", f"{needed / 1.25:.2f}"]
+    assert row == [f"`{name}`", f"{size:,}", lead, lead, lead, "3", lead, f"{needed:.2f}", "1.25",
+                   f"{needed / 1.25:.2f}"]
     along = report["leads"](report["along"](at[1000]))
     assert [(n / 4096, round(lead, 9), round(half, 9)) for n, lead, half in along[name]] == [
         (n, -0.5, 0) for n in (250, 500, 750, 1000)]
