@@ -79,9 +79,10 @@ class Results:
     def add(self, line, rows):
         """Adds a finished leg, or replaces the one of this name."""
         with self.alone():
-            lines = {**self.legs(), line["run"]: line}
+            done = self.legs()
+            lines = {**done, line["run"]: line}
             kept = self.logs.read_bytes() if self.logs.exists() else b""
-            if line["run"] in self.legs():
+            if line["run"] in done:
                 text = "".join(row for row in lzma.open(self.logs, "rt") if json.loads(row)["run"] != line["run"])
                 kept = lzma.compress(text.encode())
             text = "".join(json.dumps({"run": line["run"], **row}) + "\n" for row in rows)

@@ -51,6 +51,11 @@ def test_the_cache_keeps_the_mixed_values_in_place_of_the_own():
     assert [x.shape for x in (*cache.k, *cache.v)] == [(2, 2, 9, 8)] * 8                # as gpt.py's
 
 
+def test_default_is_half_the_layers():
+    for L, stride in ((1, 1), (3, 1), (12, 6), (48, 24)):
+        assert models.module("depth_attention").Config(n_layer=L).stride == stride
+
+
 def test_costs():
     """With four layers and stride 2 they mix 1, 2, 2 and 3 values of 2 heads with 16 numbers each."""
     config = models.module("depth_attention").Config(n_layer=4, n_head=4, n_kv_head=2, d_model=64, stride=2)

@@ -47,6 +47,13 @@ def test_equations(options):
     compare(lambda p, c, x: speedrun(p, c, x, next(rows)), model, p, c, idx, targets)
 
 
+def test_tables_are_in_every_other_block_and_the_last():
+    for L, expected in ((1, [0]), (4, [1, 3]), (5, [0, 2, 4])):
+        with torch.device("meta"):
+            model = models.build("speedrun", n_layer=L, skip="none")
+        assert [i for i, block in enumerate(model.blocks) if block.attn.value_embed is not None] == expected
+
+
 def test_initial_values():
     """Gates are 1, and the residual stream is gpt.py's but for the skips; tables start as wv does."""
     torch.manual_seed(0)

@@ -108,6 +108,7 @@ def trained(scripts, tmp_path_factory):
     data_prep.prepare_text([folder / "a.txt"], folder / "data", "byte", val_frac=0.2)
     for name in NAMES:
         assert scripts.run("train.py", "--model", name, *SMALL, "--out", name, cwd=folder).returncode == 0
+    write_run(folder / "young", [5.0])
     shutil.copytree(folder / ROOT, folder / "infinite")
     checkpoint = torch.load(folder / ROOT / "ckpt.pt")
     checkpoint["model"]["embed.weight"][5:] = math.inf
@@ -133,6 +134,14 @@ def test_probe(trained, tmp_path):
         assert found == json.loads(json.dumps(record.measure(model, batches, probes.find(name))))
 
 
+def test_curves(trained, tmp_path):
+    folder, scripts = trained
+    done = scripts.run("analyze.py", "curves", *NAMES, "--out", tmp_path / "o", cwd=folder)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    rows = json.loads((tmp_path / "o" / "curves.json").read_text())
+    assert list(rows) == NAMES and all(0.1 < r["peak_bytes"] / 2 ** 30 < 4 for r in rows.values())
+
+
 def test_without_matplotlib_the_numbers_are_there(trained, tmp_path):
     folder, scripts = trained
     (tmp_path / "matplotlib.py").write_text("raise ImportError")
@@ -145,12 +154,16 @@ def test_without_matplotlib_the_numbers_are_there(trained, tmp_path):
 
 @pytest.mark.parametrize("words, message", [
     (["curves", "nothing"], "nothing is not the folder of a run"),
+    (["curves", "data"], "data is not the folder of a run"),
+    (["curves", "young"], "young has only one validation: it has just begun, or was stopped"),
     (["curves", ROOT, "--out", "a.txt"], "--out a.txt is not a folder"),
     (["curves", ROOT, "--basline", ROOT], "did you mean --baseline?"),
     (["probe", ROOT], "the following arguments are required: --out"),
+    (["probe", "nothing", "--out", "o"], "nothing/ckpt.pt does not exist"),
     (["probe", ROOT, ROOT, "--out", "o"], "a run is given twice"),
     (["probe", ROOT, "--out", "o", "--tokens", "5"],
      "--tokens 5 and the validation split of data must hold one sequence of 32 tokens"),
+    (["probe", ROOT, "--out", "o", "--tokens", "0"], "--tokens and --batch_tokens must be at least 1"),
     (["probe", "infinite", "--out", "o"], "infinite: the residual stream is not finite"),
     ([], "the following arguments are required: curves|probe"),
 ])

@@ -28,6 +28,17 @@ def row_of(dtype="fp32", **more):
     return timing.Row("gpt", args, SHAPE), args
 
 
+def test_ratio_pairs_rounds():
+    """A machine that becomes three times as slow in the middle does not change the ratio."""
+    assert timing.ratio([2.0, 6.0, 2.0, 6.0], [1.0, 3.0, 1.0, 3.0]) == (0.5, 0.0)
+
+
+def test_the_two_take_turns_at_beginning():
+    seen = []
+    bench.in_turns("row", "gpt", 2, seen.append)
+    assert seen == ["gpt", "row", "row", "gpt"]
+
+
 def test_peak_memory_counts_what_a_step_allocates():
     row, _ = row_of()
     row.start()
@@ -123,7 +134,7 @@ def test_decoding_after_contexts(scripts, tmp_path):
 
 
 def test_a_model_without_memory_is_a_row(monkeypatch, capsys):
-    """It says so, or that its gpt has no memory, and the next one is measured."""
+    """It says so, or that its gpt has no memory, and the next one is measured. Other errors are not swallowed."""
     real, full = timing.Row.start, []
 
     def start(row):
@@ -144,6 +155,9 @@ def test_a_model_without_memory_is_a_row(monkeypatch, capsys):
     assert "| out of memory" in found["gpt"] and "gpt: out of memory" in found[FIRST] and " ±" in found[GATED]
     with pytest.raises(MemoryError):
         lines("gpt", FIRST)
+    monkeypatch.setattr(timing.Row, "start", lambda row: torch.zeros(2) @ torch.zeros(3))
+    with pytest.raises(RuntimeError, match="inconsistent tensor size"):
+        lines("gpt")
 
 
 def test_compiled(scripts, tmp_path):
@@ -168,10 +182,12 @@ def test_a_full_disk_is_one_line_after_the_table(scripts):
     assert done.stderr.splitlines()[-1].startswith("bench.py: No space left on device")
 
 
-BAD = [["--models", "gpt:width=3"], ["--models", "gpt:qk_norm=maybe"], ["--preset", "huge"], ["--batch", "0"],
+BAD = [["--models", "gpt:width=3"], ["--models", "gpt:qk_norm=maybe"], ["--models", "gpt:n_kv_head=4"],
+       ["--preset", "huge"], ["--batch", "0"], ["--new_tokens", "-1"], ["--prompt", "0"], ["--decode", "0"],
        ["--decode", "8", "--new_tokens", "0"], ["--n_head", "5"], ["--device", "abacus"], ["--profile", "x.json"],
-       ["--bytes", "--no-compile"], ["--models", "gpt", "--batch", "1000000000"],
-       ["--models", "gpt:max_len=16", "--batch", "1"], ["--json", "no/such/folder/x.json"]]
+       ["--models", "gpt", "--profile", "x.json", "--json", "y.json"], ["--bytes", "--no-compile"],
+       ["--models", "gpt", "--batch", "1000000000"], ["--models", "gpt:max_len=16", "--batch", "1"],
+       ["--models", "gpt:vocab_size=100"], ["--json", "no/such/folder/x.json"], ["--json", "/"]]
 
 
 @pytest.mark.parametrize("words", BAD, ids=" ".join)
@@ -179,14 +195,3 @@ def test_mistakes_are_one_line(words, scripts):
     done = scripts.run("bench.py", *words)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert done.stderr.startswith("bench.py: error: ") and not done.stdout
-
-
-def test_ratio_pairs_rounds():
-    """A machine that becomes three times as slow in the middle does not change the ratio."""
-    assert timing.ratio([2.0, 6.0, 2.0, 6.0], [1.0, 3.0, 1.0, 3.0]) == (0.5, 0.0)
-
-
-def test_the_two_take_turns_at_beginning():
-    seen = []
-    bench.in_turns("row", "gpt", 2, seen.append)
-    assert seen == ["gpt", "row", "row", "gpt"]

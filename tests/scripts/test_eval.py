@@ -2,8 +2,8 @@
 import argparse
 import base64
 import json
-import os
 import math
+import os
 
 import numpy as np
 import pytest
@@ -86,6 +86,13 @@ def test_padding_ids_are_not_scored(tmp_path):
     logits = lm.model(torch.tensor([[*b"abc", 5]]))[0][0, 2:]
     (found, _), = lm._loglikelihood_tokens([(None, list(b"abc"), [5, 7])], disable_tqdm=True)
     assert found == pytest.approx(sum(x[:257].log_softmax(-1)[t].item() for x, t in zip(logits, (5, 7))))
+
+
+def test_a_shared_context_is_read_once(tmp_path):
+    lm, seen = adapter(tmp_path), []
+    lm.model.register_forward_pre_hook(lambda module, inputs: seen.append(tuple(inputs[0].shape)))
+    ask(lm, "loglikelihood", *[("1234567890", f" {i}{i}") for i in range(4)], ("0987654321", " 5"))
+    assert seen == [(2, 10), (5, 2)]        # the two contexts, then the five continuations without their last tokens
 
 
 def test_tokens_at_the_boundary(tmp_path):
@@ -173,6 +180,7 @@ def test_what_cannot_be_done(tmp_path, monkeypatch):
     lm = adapter(tmp_path)
     monkeypatch.setattr(harness, "lm_eval", None)
     for call, said in ((lambda: ask(lm, "generate_until", ("a", {"do_sample": True})), "sampling"),
+                       (lambda: ask(lm, "generate_until", ("a", {"temperature": 0.5})), "sampling"),
                        (lambda: ask(lm, "generate_until", ("a", {"num_beams": 4})), "asks for num_beams 4: only"),
                        (lambda: ask(lm, "loglikelihood", ("a", "b" * 49)), "49 tokens: 1 to 48"),
                        (lambda: harness.HarnessLM(tmp_path / "run", seq_len=49), "longer than max_len 48"),
@@ -288,6 +296,21 @@ def test_tables(place, monkeypatch, capsys):
         assert row["step"] == 7 and set(row["tables"]["mqar"]) == {"MQAR 4", "MQAR 8"}
 
 
+def test_named_filters_and_tags(place, monkeypatch):
+    """Each metric of each filter has a column; a tag stands for its tasks."""
+    (place / "filtered").mkdir()
+    (place / "filtered" / "two.yaml").write_text(task("two", place / "items.jsonl") + """tag: mine
+filter_list:
+  - {name: first, filter: [{function: take_first}]}
+  - {name: again, filter: [{function: take_first}]}
+""")
+    monkeypatch.chdir(place)
+    assert eval_py.main([PAIR[0], *"--tasks mine --task_dir filtered --json filtered.json --device cpu".split()]) == 0
+    (table,) = json.loads((place / "filtered.json").read_text())[0]["tables"].values()
+    assert set(table) == {f"two {metric},{kind}" for metric in ("acc", "acc_norm") for kind in ("first", "again")}
+    assert all(0 <= cell["value"] <= 100 and cell["stderr"] > 0 for cell in table.values())
+
+
 def test_examples_before_the_question(place, monkeypatch):
     lm, seen = harness.HarnessLM(place / PAIR[0], "cpu"), []
 
@@ -303,18 +326,33 @@ def test_examples_before_the_question(place, monkeypatch):
 @pytest.mark.parametrize("words, message", [
     ("gpt --tasks small,nonsense --task_dir tasks",
      "no task 'nonsense' in tasks; groups are exo, sat, mudd, recall and mqar"),
+    ("gpt --tasks sat --task_dir tasks", "no task 'wikitext' in tasks"),
     ("gpt --tasks small --task_dir nowhere", "--task_dir nowhere is not a folder"),
+    ("gpt --tasks= --task_dir tasks", "no task ''"),
+    ("gpt none --tasks mqar", "none/ckpt.pt does not exist"),
+    ("gpt --tasks mqar --limit 3", "--limit cannot be used with --tasks mqar"),
     ("gpt --json no/such/folder/x.json", "no/such/folder/x.json cannot be written"),
     ("gpt --tasks small --tokens 3 --data x", "--data and --tokens cannot be used with --tasks small"),
     ("gpt --tasks small --task_dir tasks --limit 0", "--limit must be at least 1"),
-    ("gpt --tasks gone --task_dir broken", "gone cannot be loaded (FileNotFoundError")])
+    ("gpt --tasks small --num_fewshot -1", "--num_fewshot must be at least 0"),
+    ("gpt --tasks small --task_dir tasks --seq_len 49", "longer than max_len 48"),
+    ("gpt --tasks gone --task_dir broken", "gone cannot be loaded (FileNotFoundError"),
+    ("gpt --tasks worse --task_dir broken", "worse cannot be loaded")])
 def test_mistakes(place, words, message, monkeypatch, capsys):
     (place / "broken").mkdir(exist_ok=True)
     (place / "broken" / "gone.yaml").write_text(task("gone", "gone.jsonl"))
+    (place / "broken" / "worse.yaml").write_text(task("worse", "x").replace("multiple_choice", "unheard_of"))
     monkeypatch.chdir(place)
     code = within("eval.py", eval_py.main, *words.split(), "--device", "cpu")
     last = capsys.readouterr().err.strip().split("\n")[-1]
     assert code == 2 and last.startswith("eval.py: error: ") and message in last
+
+
+def test_a_run_that_cannot_keep_its_scores(place, monkeypatch, capsys):
+    """Is refused before the work."""
+    monkeypatch.setattr(os, "access", lambda *args: False)
+    assert within("eval.py", eval_py.main, place / "gpt", "--tasks", "mqar", "--device", "cpu") == 2
+    assert "eval.jsonl cannot be written there" in capsys.readouterr().err
 
 
 def test_recall_reads_2048_tokens(tmp_path, monkeypatch):
@@ -349,32 +387,3 @@ def test_completion_task(place, tmp_path):
         "Anna met  Ben. The one she met was", "It rained in May. It rained in the month of"]
     assert [task.process_results(docs[0], [text])["contains"] for text in (" called BEN Smith", " Be n")] == [1.0, 0.0]
     assert task.config.generation_kwargs == {"until": ["\n"], "max_gen_toks": 48}
-
-
-def test_a_shared_context_is_read_once(tmp_path):
-    lm, seen = adapter(tmp_path), []
-    lm.model.register_forward_pre_hook(lambda module, inputs: seen.append(tuple(inputs[0].shape)))
-    ask(lm, "loglikelihood", *[("1234567890", f" {i}{i}") for i in range(4)], ("0987654321", " 5"))
-    assert seen == [(2, 10), (5, 2)]        # the two contexts, then the five continuations without their last tokens
-
-
-def test_named_filters_and_tags(place, monkeypatch):
-    """Each metric of each filter has a column; a tag stands for its tasks."""
-    (place / "filtered").mkdir()
-    (place / "filtered" / "two.yaml").write_text(task("two", place / "items.jsonl") + """tag: mine
-filter_list:
-  - {name: first, filter: [{function: take_first}]}
-  - {name: again, filter: [{function: take_first}]}
-""")
-    monkeypatch.chdir(place)
-    assert eval_py.main([PAIR[0], *"--tasks mine --task_dir filtered --json filtered.json --device cpu".split()]) == 0
-    (table,) = json.loads((place / "filtered.json").read_text())[0]["tables"].values()
-    assert set(table) == {f"two {metric},{kind}" for metric in ("acc", "acc_norm") for kind in ("first", "again")}
-    assert all(0 <= cell["value"] <= 100 and cell["stderr"] > 0 for cell in table.values())
-
-
-def test_a_run_that_cannot_keep_its_scores(place, monkeypatch, capsys):
-    """Is refused before the work."""
-    monkeypatch.setattr(os, "access", lambda *args: False)
-    assert within("eval.py", eval_py.main, place / "gpt", "--tasks", "mqar", "--device", "cpu") == 2
-    assert "eval.jsonl cannot be written there" in capsys.readouterr().err
