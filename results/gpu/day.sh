@@ -112,7 +112,6 @@ for model in $(cd models && ls [a-z]*.py); do                   # side by side, 
 done
 wait
 piece resume resume
-[ -n "$small" ] || piece gradients python3 results/gpu/gradients.py
 bench 124m 3 "$gpt2" :qk_norm=false gpt resformer satformer denseformer gpt:gate=elementwise exoformer exoformer_dynamic \
     nuresformer muddformer attnres_block:block_size=8 attnres hyperconnections
 bench exo-450m 0 "$exo" "" gpt resformer exoformer exoformer_dynamic muddformer denseformer attnres
