@@ -153,7 +153,6 @@ def mix(weights, X):
     return sum(w[..., None] * x for w, x in zip(weights.unbind(-1), X))
 
 
-@torch.compiler.nested_compile_region           # compiled once for all 2 L calls; does nothing in eager mode
 def sinkhorn(z, steps):
     """exp(z) (..., n, n), made doubly stochastic: `steps` times, columns and then rows are divided by their sums."""
     K = z.log_softmax(-2).softmax(-1)           # the first step; safe for any z: no sum below is under 1 / n^2
@@ -181,7 +180,8 @@ class HyperConnection(nn.Module):
         u = sum(x @ phi for x, phi in zip(X, self.phi.chunk(len(X)))) * torch.rsqrt(square + self.eps)
         parts = zip(self.alpha.split(1), u.split(self.sizes, dim=-1), self.bias.split(self.sizes))
         z_pre, z_post, z_res = [a * u + b for a, u, b in parts]
-        return z_pre.sigmoid(), 2 * z_post.sigmoid(), sinkhorn(z_res.unflatten(-1, (len(X), len(X))), self.steps)
+        H_res = sinkhorn(z_res.unflatten(-1, (len(X), len(X))), self.steps)
+        return z_pre.sigmoid(), 2 * z_post.sigmoid(), H_res
 
     def forward(self, X, sublayer):
         """X_i <- sum_s H_res[i, s] X_s + H_post[i] sublayer( sum_s H_pre[s] X_s )"""
