@@ -2,7 +2,7 @@
 
 A run trains at a constant learning rate and ends four times: after 400, 800, 1,600 and 3,200 steps the rate decays to a
 tenth over a quarter as many steps. So 4,700 steps give models of 500, 1,000, 2,000 and 4,000 steps. Each is a leg of
-the run: it continues from before_decay/ of the leg before, with a larger --max_steps.
+the run: it continues from before_decay/ of the leg before, with a larger --max_steps. If that is lost, it starts anew.
 
 Every system has its own learning rates; their ratios come from earlier sweeps. Seed 0 tunes their scale at 1,000 steps:
 the rates are halved, at most twice, as long as the loss on targets that are not copyable falls (--scales 1: no tuning).
@@ -39,12 +39,12 @@ from nanodepth.cli import Parser, UserError, run_script, shell  # noqa: E402
 from nanodepth.data import Data, find_folder  # noqa: E402
 
 STEPS, SEEDS = (500, 1000, 2000, 4000), 3
-RECIPE = "--model {} --preset study --dtype fp32 --compile"
+RECIPE = "--preset study --dtype fp32 --compile --model {}"
 GPT, MIX = (0.007, 0.024, 0.002), (0.01, 0.024, 0.008)              # rates: muon_lr, adamw_lr, mix_lr
 SYSTEMS = {  # name in the tables: model and its options, rates
     "gpt": ("gpt", GPT), "muddformer": ("muddformer", (0.01, 0.024, 0.002)), "resformer": ("resformer", MIX),
     "exoformer_dynamic": ("exoformer_dynamic", MIX), "satformer": ("satformer", GPT),
-    "attnres": ("attnres", (0.005, 0.024, 0.002)), "mhc": ("mhc", MIX),
+    "attnres": ("attnres", (0.005, 0.024, 0.002)), "mhc": ("mhc --no-compile", MIX),        # compiles for too long
     "denseformer": ("denseformer", (0.01, 0.024, 0.0005)),
     "hyperconnections": ("hyperconnections", (0.005, 0.024, 0.008)),
     "exoformer": ("exoformer", MIX), "gpt-gated": ("gpt --gate elementwise", GPT), "speedrun": ("speedrun", MIX),
@@ -147,24 +147,25 @@ def summary(folder, system, scale):
 
 
 def trunk(system, scale, seed, most, args):
-    """Trains the legs of a run up to `most` steps -> the last one's line of runs.csv; None if another process does.
-
-    Earlier legs whose checkpoints are missing are trained again. A leg that diverged is the last.
+    """Trains the missing legs of a run up to `most` steps -> the last one's line of runs.csv; None if another process
+    does. A leg that diverged is the last.
     """
     rates = [rate * scale for rate in SYSTEMS.get(system, (system, GPT))[1]]
     name = f"{system}-x{scale:g}-seed{seed}"
     legs = {steps: args.out / f"{name}-{steps}" for steps in args.steps if steps <= most}
     with claimed(args.out / name) as mine:
-        done, before = args.results.legs(), None
+        before = None
         for steps, folder in legs.items():
-            if folder.name not in done or f"{name}-{most}" not in done and not (folder / "before_decay").exists():
+            if folder.name not in args.results.legs():
                 if not mine:
                     return None
                 train_leg(folder, system, seed, scale, rates, steps, before, args)
-            done, before = args.results.legs(), folder
-            if not math.isfinite(float(done[folder.name]["loss"])):
+            if (folder / "before_decay").exists():
+                before = folder
+            leg = args.results.legs()[folder.name]
+            if not math.isfinite(float(leg["loss"])):
                 break
-        return done[before.name]
+        return leg
 
 
 def best_scale(system, steps, args):

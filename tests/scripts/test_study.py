@@ -75,7 +75,7 @@ def test_pages_are_those_of_their_runs():
 
 def test_the_queue(data, tmp_path, monkeypatch, capsys):
     """Scales by seed 0 until the loss rises, then all seeds at the best, from leg to leg; the table of it. A second
-    call has nothing to do."""
+    call has nothing to do; a longer leg goes on from the last checkpoint that is left."""
     study, made = runpy.run_path(str(RESULTS / "study" / "study.py")), []
     fingerprint, other = study["Data"](data).fingerprint, list(study["SYSTEMS"])[1]
 
@@ -86,6 +86,7 @@ def test_the_queue(data, tmp_path, monkeypatch, capsys):
         line = dict.fromkeys(study["COLUMNS"]) | numbers | {
             "run": folder.name, "system": system, "seed": seed, "scale": scale, "steps": steps, "data": fingerprint}
         args.results.add(line, [{"kind": "val", "step": steps, "loss": loss}])
+        (folder / "before_decay").mkdir(parents=True)
 
     monkeypatch.setitem(study["trunk"].__globals__, "train_leg", train)
     words = ["study.py", "--data", data, "--results", tmp_path, "--out", tmp_path / "runs", "--systems", "gpt", other,
@@ -97,7 +98,12 @@ def test_the_queue(data, tmp_path, monkeypatch, capsys):
     second = [("{}-x0.5-seed1-500", None), ("{}-x0.5-seed1-1000", "{}-x0.5-seed1-500")]
     assert made == [(name.format(system), before and before.format(system)) for legs in (scales, second)
                     for system in ("gpt", other) for name, before in legs]
-    assert len(compare.read(tmp_path)) == 16 and compare.read(tmp_path)[1]["val"] == [
+    for left, steps in (("500", "1500"), (None, "2000")):
+        for folder in (tmp_path / "runs").glob("gpt-x0.5-seed0-*/before_decay"):
+            folder.parent.name.endswith(f"-{left}") or folder.rmdir()
+        study["main"](list(map(str, words[1:-6])) + ["--steps", "500", "1000", steps, "--seeds", "1"])
+        assert made.pop() == (f"gpt-x0.5-seed0-{steps}", left and f"gpt-x0.5-seed0-{left}")
+    assert len(made) == 16 and len(compare.read(tmp_path)) == 18 and compare.read(tmp_path)[1]["val"] == [
         {"run": "gpt-x1-seed0-1000", "kind": "val", "step": 1000, "loss": 4.0}]
     monkeypatch.setattr(sys, "argv", ["compare.py", str(tmp_path)])
     capsys.readouterr()
