@@ -89,20 +89,24 @@ def test_the_queue(data, tmp_path, monkeypatch, capsys):
         (folder / "before_decay").mkdir(parents=True)
 
     monkeypatch.setitem(study["trunk"].__globals__, "train_leg", train)
-    words = ["study.py", "--data", data, "--results", tmp_path, "--out", tmp_path / "runs", "--systems", "gpt", other,
-             "--steps", 500, 1000, "--seeds", 2]
+
+    def queue(systems, steps, seeds):
+        words = ["--data", data, "--results", tmp_path, "--out", tmp_path / "runs"]
+        study["main"]([*map(str, words), "--systems", *systems, "--steps", *map(str, steps), "--seeds", str(seeds)])
+
     for _ in range(2):
-        study["main"](list(map(str, words[1:])))
+        queue(["gpt", other], [500, 1000], 2)
     scales = [(f"{{}}-x{scale}-seed0-{steps}", before and f"{{}}-x{scale}-seed0-{before}")
               for scale in ("1", "0.5", "0.25") for steps, before in ((500, None), (1000, 500))]
     second = [("{}-x0.5-seed1-500", None), ("{}-x0.5-seed1-1000", "{}-x0.5-seed1-500")]
     assert made == [(name.format(system), before and before.format(system)) for legs in (scales, second)
                     for system in ("gpt", other) for name, before in legs]
-    for left, steps in (("500", "1500"), (None, "2000")):
-        for folder in (tmp_path / "runs").glob("gpt-x0.5-seed0-*/before_decay"):
-            folder.parent.name.endswith(f"-{left}") or folder.rmdir()
-        study["main"](list(map(str, words[1:-6])) + ["--steps", "500", "1000", steps, "--seeds", "1"])
-        assert made.pop() == (f"gpt-x0.5-seed0-{steps}", left and f"gpt-x0.5-seed0-{left}")
+    for left, steps in (("gpt-x0.5-seed0-500", 1500), (None, 2000)):
+        for checkpoint in (tmp_path / "runs").glob("gpt-x0.5-seed0-*/before_decay"):
+            if checkpoint.parent.name != left:
+                checkpoint.rmdir()
+        queue(["gpt"], [500, 1000, steps], 1)
+        assert made.pop() == (f"gpt-x0.5-seed0-{steps}", left)
     assert len(made) == 16 and len(compare.read(tmp_path)) == 18 and compare.read(tmp_path)[1]["val"] == [
         {"run": "gpt-x1-seed0-1000", "kind": "val", "step": 1000, "loss": 4.0}]
     monkeypatch.setattr(sys, "argv", ["compare.py", str(tmp_path)])
