@@ -6,12 +6,12 @@ turn, or the head (l = 2L). v_0 is the embedding, v_{l+1} is the output of subla
     h_l     = sum_{s<=l} alpha_{l,s} v_s,     alpha_{l,.} = softmax_s( w_l . RN(v_s) )
     v_{l+1} = sublayer_l( norm(h_l) )
 w_l (C,) is learned, row l - 1 of `query`; RN is an RMSNorm without gain. There is no w_0: reader 0 has one source, and
-the softmax of one score is 1. The w_l do not depend on the input, so one product makes its scores for all readers.
+the softmax of one score is 1. No w_l depends on the input, so one product scores an output for all readers at once.
 
 Changed from gpt.py: Config, Block.forward, Model.__init__, Model.init_weights, Model.forward
 Equal to gpt.py when: all queries are zero, as they are at the start. All weights are then equal: h_l is the residual
     sum over l + 1, and every reader's norm removes that factor (up to norm_eps).
-Optimizer: the queries go to AdamW at mix_lr (train.py's rate for mixing parameters), without weight decay.
+Optimizer: the queries go to AdamW at mix_lr, train.py's rate for mixing parameters, without weight decay.
 Other default than gpt.py's: norm_eps. At the start (zero_init) all v_s but the embedding are zero, so h_l is the
     embedding (std 0.02) divided by l + 1: its mean square is 6e-7 at l = 24, and an eps of 1e-6 would shrink it.
 """
@@ -158,7 +158,7 @@ class DepthAttention(nn.Module):
         l, v = len(outputs) - 1, outputs[-1]
         scores.append(F.linear(F.rms_norm(v, v.shape[-1:], eps=self.eps), self.query))              # (B, T, 2 L)
         alpha = torch.stack([s[..., l - 1] for s in scores], dim=-1).softmax(-1).type_as(v)         # (B, T, l + 1)
-        return sum(a[..., None] * v for a, v in zip(alpha.unbind(-1), outputs))
+        return sum(a[..., None] * v_s for a, v_s in zip(alpha.unbind(-1), outputs))
 
 
 class Block(nn.Module):
@@ -170,6 +170,7 @@ class Block(nn.Module):
         self.mlp = MLP(c.d_model, c.d_ff)
 
     def forward(self, outputs, read, rope, cache=None):
+        """Appends the outputs of attention and MLP. read(): the weighted mean of the outputs so far."""
         outputs.append(self.attn(self.attn_norm(read()), rope, cache))
         outputs.append(self.mlp(self.mlp_norm(read())))
 

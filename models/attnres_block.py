@@ -3,13 +3,14 @@
 In attnres.py reader l attends over all l + 1 outputs. Here every n = block_size consecutive sublayers form a block (the
 paper's word, not the class), and their outputs are summed as in a residual stream. A reader attends over the embedding,
 the sums of finished blocks and, if its own block has begun, its sum so far. With v_l and w_l as in attnres.py:
-    b_l = v_l      for the embedding (l = 0) and for the first sublayer of a block, else  b_{l-1} + v_l
+    b_l = v_l              for the embedding (l = 0) and the first output of a block (n divides l - 1)
+    b_l = b_{l-1} + v_l    otherwise
     h_l = sum_s alpha_{l,s} b_s,     alpha_{l,.} = softmax_s( w_l . RN(b_s) )      over s = 0, n, 2n, .. below l, and l
 The authors find that about 8 blocks keep most of the gain of attnres.py.
 
 Changed from attnres.py: Config, Config.__post_init__, DepthAttention, DepthAttention.__init__, DepthAttention.forward
 Equal to gpt.py when: all queries are zero, as they are at the start, up to norm_eps.
-Optimizer: the queries go to AdamW at mix_lr, without weight decay.
+Optimizer: the queries go to AdamW at train.py's mix_lr, without weight decay.
 Other default than gpt.py's: norm_eps, as in attnres.py.
 """
 import math
@@ -174,6 +175,7 @@ class Block(nn.Module):
         self.mlp = MLP(c.d_model, c.d_ff)
 
     def forward(self, outputs, read, rope, cache=None):
+        """Appends the outputs of attention and MLP. read(): the weighted mean of the outputs so far."""
         outputs.append(self.attn(self.attn_norm(read()), rope, cache))
         outputs.append(self.mlp(self.mlp_norm(read())))
 

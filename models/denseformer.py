@@ -1,7 +1,8 @@
 """DenseFormer: after each block, the state is a learned average over depth.   arXiv:2402.02622
 
 In gpt.py a block reads the output X_{i-1} of the block before it. Here it reads Y_{i-1}, a weighted sum of all outputs
-so far. The weights are learned, one number per pair of depths, the same for all tokens and channels. For i = 1 .. L:
+so far (the paper's depth-weighted average, DWA). The weights are learned, one number per pair of depths, the same for
+all tokens and channels. For i = 1 .. L:
     X_i = block_i(Y_{i-1}),     Y_0 = X_0 = embedding
     Y_i = sum_{j in S_i} alpha_{ij} X_j  if i % period == 0, else X_i,     S_i = {0 <= j <= i: dilation divides i - j}
 The sums run over the outputs X_j, never over the averages Y_j. The head reads Y_L.
@@ -12,8 +13,8 @@ Options, which the paper writes as dilation x period:
 
 Changed from gpt.py: Config, Config.__post_init__, Model.__init__, Model.init_weights, Model.forward
 Equal to gpt.py when: alpha_{ij} = 1 for j = i and 0 for j < i, as at the start.
-Optimizer: alpha goes to AdamW at mix_lr, without weight decay. The authors' script decays all of it, even the 1 of X_i,
-    towards 0.
+Optimizer: alpha goes to AdamW at train.py's mix_lr, without weight decay. The authors' script decays it, which pulls
+    even the weight of X_i from 1 towards 0.
 """
 import math
 from dataclasses import dataclass
@@ -50,7 +51,9 @@ class Config:
                              f"and that a multiple of n_kv_head {self.n_kv_head}")
         if self.gate not in ("none", "elementwise", "headwise"):
             raise ValueError(f"gate must be none, elementwise or headwise, not {self.gate!r}")
-        last = self.n_layer // max(1, self.period) * self.period
+        if not 1 <= self.period <= self.n_layer:
+            raise ValueError(f"period must lie between 1 and n_layer {self.n_layer}, not {self.period}")
+        last = self.n_layer // self.period * self.period
         if not 1 <= self.dilation <= last:
             raise ValueError(f"dilation must lie between 1 and {last}, the last block with a sum at period "
                              f"{self.period} in {self.n_layer} layers, not {self.dilation}")

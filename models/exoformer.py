@@ -1,19 +1,20 @@
 """ExoFormer: every layer mixes an anchor into its queries, keys, values and gate.   arXiv:2601.08131
 
-With value residuals the first layer does two jobs: it is a layer, and it is the source that all later layers read.
+With value residuals (resformer.py) the first layer does two jobs: it is a layer, and the source that all others read.
 ExoFormer gives the second job to an anchor: separate projections of the embedding x_0, made once and shared by all
 layers (Eq. 5; W_anc is `anchor`):
     [Q_anc K_anc V_anc G_anc] = x_0 W_anc
 Each layer n mixes them into its own, for S in {Q, K, V, G}, before QK norm and rotation (Eq. 1):
     S_n  <-  lambda_anchor_n * norm_S(S_anc) + lambda_self_n * S_n
-G is the output gate before its sigmoid. norm_S is an RMSNorm per head. The lambdas are learned; they start at 0.5.
+G are the gate's logits: the attention output is multiplied by sigmoid(G) before wo. norm_S is an RMSNorm per head. The
+lambdas are learned and start at 0.5.
 `granularity` is the shape of a lambda: elementwise (heads, D), headwise (heads, 1) or scalar (1, 1).
 `norms` says which S have a norm_S: qkvg, qk (the paper's "Only Q/K Norms") or none ("No Norm").
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.__init__, Attention.forward, Block.forward, Model,
     Model.__init__, Model.init_weights, Model.forward
 Equal to gpt.py when: gpt.py has gate="elementwise"; lambda_anchor = 0 and lambda_self = 1.
-Optimizer: W_anc goes to Muon, as in the authors' code; the lambdas go to AdamW at mix_lr.
+Optimizer: W_anc goes to Muon, as in the authors' code; the lambdas go to AdamW at train.py's mix_lr.
 Paper and code (github.com/jon123boss/ExoFormer): the code has one matrix for Q, K, V and G of a layer, which Muon
 orthogonalises as a whole; here they are four. In the code a token does not attend to other documents in its window.
 """
@@ -125,8 +126,8 @@ class MixedLinear(nn.Linear):
         self.lambda_anchor, self.lambda_self = (nn.Parameter(torch.empty(shape)) for _ in range(2))
 
     def forward(self, x, anchor):
-        W = self.lambda_self.expand(anchor.shape[2:]).reshape(-1, 1) * self.weight  # fewer bytes than lambda_self * S
-        return self.lambda_anchor.type_as(x) * anchor + F.linear(x, W).view_as(anchor)
+        scaled = self.lambda_self.expand(anchor.shape[2:]).reshape(-1, 1) * self.weight     # scaled x = lambda_self * S
+        return self.lambda_anchor.type_as(x) * anchor + F.linear(x, scaled).view_as(anchor)
 
 
 class Attention(nn.Module):
@@ -173,7 +174,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    muon_modules = ("blocks", "anchor")
+    muon_modules = ("blocks", "anchor")         # whose matrices Muon trains (muon.py); without this line, the blocks'
 
     def __init__(self, config):
         super().__init__()

@@ -11,7 +11,8 @@ The options `granularity` and `norms` are those of exoformer.py.
 Changed from exoformer.py: MixedLinear, MixedLinear.forward, Attention.__init__, Attention.forward, Model.init_weights
 Equal to gpt.py when: gpt.py has gate="elementwise"; lambda_anchor = 0, lambda_self = 2 and every gamma = 1/2.
 Optimizer: W_anc, W_1 and W_2 go to Muon, as in the authors' code; b goes to AdamW at adamw_lr, the lambdas at mix_lr.
-Paper and code (github.com/jon123boss/ExoFormer): the code sets W_2 to zero, but a later init overwrites it.
+Paper and code (github.com/jon123boss/ExoFormer): the code sets W_2 to zero, but a later init overwrites it
+with N(0, 0.02). Here it is zero, as in the paper.
 """
 import math
 from dataclasses import dataclass
@@ -121,9 +122,9 @@ class MixedLinear(nn.Linear):
         self.lambda_anchor, self.lambda_self = (nn.Parameter(torch.empty(shape)) for _ in range(2))
 
     def forward(self, x, anchor, gamma):
-        W = self.lambda_self.expand(anchor.shape[2:]).reshape(-1, 1) * self.weight  # fewer bytes than lambda_self * S
+        scaled = self.lambda_self.expand(anchor.shape[2:]).reshape(-1, 1) * self.weight     # scaled x = lambda_self * S
         gamma_anchor, gamma_self = gamma[..., None, None].unbind(2)                 # (B, T, 1, 1) each
-        return gamma_anchor * self.lambda_anchor.type_as(x) * anchor + gamma_self * F.linear(x, W).view_as(anchor)
+        return gamma_anchor * self.lambda_anchor.type_as(x) * anchor + gamma_self * F.linear(x, scaled).view_as(anchor)
 
 
 class Gamma(nn.Module):
@@ -184,7 +185,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    muon_modules = ("blocks", "anchor")
+    muon_modules = ("blocks", "anchor")         # whose matrices Muon trains (muon.py); without this line, the blocks'
 
     def __init__(self, config):
         super().__init__()

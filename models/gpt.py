@@ -1,13 +1,14 @@
 """GPT: the baseline Transformer that every other file in this folder changes.
 
-A decoder-only Transformer (pre-norm, rotary positions, SwiGLU, no biases) on B sequences of T tokens, idx (B, T):
+A decoder like Llama's, also called Transformer++ (pre-norm, rotary positions, SwiGLU, no biases), on B sequences of T
+tokens, idx (B, T). norm is RMSNorm; for q and k, over each head:
     x  = embed[idx]
     x <- x + wo( softmax(rope(norm(q)) rope(norm(k))^T / sqrt(d_head) + causal) v ),   q, k, v = wq, wk, wv( norm(x) )
     x <- x + w_down( silu(w_gate(b)) * w_up(b) ),                                        b = norm(x)
     logits = head( norm(x) )
 With gate="elementwise" or "headwise" it is Gated Attention (arXiv:2505.06708, position G1):
     attention output <- attention output * sigmoid(gate(norm(x))),   before wo
-Other papers' baselines are settings of this file: see nanodepth/presets.py.
+Most papers' baselines are settings of this file, see nanodepth/presets.py. Older ones: more/gpt3.py, more/pythia.py.
 """
 import math
 from dataclasses import dataclass

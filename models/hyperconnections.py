@@ -12,8 +12,8 @@ the same, all streams would get the same gradients and stay equal for ever.
 dynamic=False leaves out the second term: the paper's static form.
 
 Changed from gpt.py: Config, Config.__post_init__, Block.__init__, Block.forward, Model.init_weights, Model.forward
-Equal to gpt.py when: untrained. The streams are equal then, and every reader has a norm, so n times X reads as X.
-Optimizer: static, W and scale go to AdamW at mix_lr, without weight decay.
+Equal to gpt.py when: untrained. Each stream is then gpt.py's x. The head reads n x, and its norm removes the n.
+Optimizer: static, W and scale go to AdamW at train.py's mix_lr, without weight decay.
 Paper and code:
     - LN has a gain and a bias in the paper's pseudocode, but not in its parameter counts. Ours has none.
     - The paper decays W and scales the initial wo and w_down by sqrt(n). We do neither: all our models start alike.
@@ -167,7 +167,7 @@ class HyperConnection(nn.Module):
         self.static = nn.Parameter(torch.empty(n, 2 + n))           # row s: H_pre[s], H_post[s], H_res[:, s]
         if c.dynamic:
             self.W = nn.Parameter(torch.empty(c.d_model, 2 + n))
-            self.scale = nn.Parameter(torch.empty(2))               # for H_pre and H_res; for H_post
+            self.scale = nn.Parameter(torch.empty(2))               # one for H_pre and H_res, one for H_post
 
     def maps(self, X):
         """H_pre (B, T, n), H_post (B, T, n), H_res (B, T, n, n); without B and T if they are static."""
@@ -181,7 +181,7 @@ class HyperConnection(nn.Module):
         """X_i <- sum_s H_res[i, s] X_s + H_post[i] sublayer( sum_s H_pre[s] X_s )"""
         H_pre, H_post, H_res = self.maps(X)
         y = sublayer(mix(H_pre, X).type_as(X[0]))                                   # (B, T, C)
-        change = H_res - torch.eye(len(X), device=y.device)         # added to X_i: 4% fewer bytes per training step
+        change = H_res - torch.eye(len(X), device=y.device)         # H_res X = X + change X: 4% fewer bytes per step
         return [x + (mix(h, X) + b[..., None] * y).type_as(x)
                 for x, h, b in zip(X, change.unbind(-2), H_post.unbind(-1))]
 

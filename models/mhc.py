@@ -4,13 +4,13 @@ In hyperconnections.py nothing bounds the product of the maps H_res over depth. 
 sum to one, as do those of any product of them. A token's maps are made from all of its streams:
     z  =  alpha * ( RN(X_1 .. X_n) phi ) + bias                 RN: RMSNorm over all n C numbers, without gain
     H_pre = sigmoid(z_pre),   H_post = 2 sigmoid(z_post),   H_res = sinkhorn(z_res)
-At the start phi = 0. H_pre prefers stream k mod n, H_post is 1, and H_res is close to the identity. The first H_res
-mixes equal streams, and the last preserves the sum that the head reads, so their gradients are only rounding errors.
+At the start phi = 0. H_pre prefers stream k mod n, H_post is 1, and H_res is close to the identity. Two H_res
+get no gradient beyond rounding: the first, as it mixes equal streams, and the last, as the head reads only their sum.
 
 Changed from hyperconnections.py: Config, Config.__post_init__, HyperConnection.__init__, HyperConnection.maps,
     Model.init_weights
-Equal to gpt.py when: untrained. The streams are equal then, and every reader has a norm.
-Optimizer: phi, alpha and bias go to AdamW at mix_lr, without weight decay.
+Equal to gpt.py when: untrained. Each stream is then gpt.py's x. A reader gets a multiple of x, which its norm undoes.
+Optimizer: phi, alpha and bias go to AdamW at train.py's mix_lr, without weight decay.
 Paper and code: the paper does not say how phi and bias start. We follow github.com/FFTYYY/mhc-lite, except for H_post.
 """
 import math
@@ -156,7 +156,7 @@ def mix(weights, X):
 def sinkhorn(z, steps):
     """exp(z) (..., n, n), made doubly stochastic: `steps` times, columns and then rows are divided by their sums."""
     K = z.log_softmax(-2).softmax(-1)           # the first step; safe for any z: no sum below is under 1 / n^2
-    a = b = torch.ones_like(K[..., 0])
+    a = b = torch.ones_like(K[..., 0])          # P_ij = a_i K_ij b_j: a step changes 2 n numbers, not n x n
     for _ in range(steps - 1):
         b = 1 / (a[..., :, None] * K).sum(-2)
         a = 1 / (K * b[..., None, :]).sum(-1)
@@ -171,7 +171,7 @@ class HyperConnection(nn.Module):
         n, self.steps, self.eps = c.n_streams, c.sinkhorn_steps, c.norm_eps
         self.sizes = n, n, n * n                                    # numbers in z_pre, z_post, z_res
         self.phi = nn.Parameter(torch.empty(n * c.d_model, sum(self.sizes)))
-        self.alpha = nn.Parameter(torch.empty(3))
+        self.alpha = nn.Parameter(torch.empty(3))                   # for z_pre, z_post, z_res
         self.bias = nn.Parameter(torch.empty(sum(self.sizes)))
 
     def maps(self, X):
@@ -187,7 +187,7 @@ class HyperConnection(nn.Module):
         """X_i <- sum_s H_res[i, s] X_s + H_post[i] sublayer( sum_s H_pre[s] X_s )"""
         H_pre, H_post, H_res = self.maps(X)
         y = sublayer(mix(H_pre, X).type_as(X[0]))                                   # (B, T, C)
-        change = H_res - torch.eye(len(X), device=y.device)         # added to X_i: 4% fewer bytes per training step
+        change = H_res - torch.eye(len(X), device=y.device)         # H_res X = X + change X: 4% fewer bytes per step
         return [x + (mix(h, X) + b[..., None] * y).type_as(x)
                 for x, h, b in zip(X, change.unbind(-2), H_post.unbind(-1))]
 

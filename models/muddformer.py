@@ -7,16 +7,18 @@ X_0 is the embedding, X_j the output of block j. After block i = 1 .. L, for blo
     X^c     = sum_{j=0..i} A_i[c, j] X_j            for the streams c = q, k, v, r
     x       = X^r + attn( q_in_norm(X^q), k_in_norm(X^k), v_in_norm(X^v) )
     X_{i+1} = x + mlp( mlp_norm(x) )
-Block 1 reads X_0 four times. The head reads one more mixture, X^r of X_0 .. X_L. MLPs grow with depth, from 0.5 to
-1.5 d_ff (Eq. 9). At the start w2 is zero and a picks X_i, as in gpt.py.
-pre_post_norm (section 2.5, for deep models): X^c = X_i + post_norms_c( sum_j A_i[c, j] pre_norms_j(X_j) ), a_i from 0.
+In block 1 all four are X_0. The head reads one more mixture, X^r of X_0 .. X_L. MLPs grow with depth, from 0.5 to
+1.5 d_ff (Eq. 9). At the start w2 is zero and a picks X_i: the model starts as gpt.py, but for the MLP widths.
+pre_post_norm (section 2.5, for deep models): X^c = X_i + post_norms_c( sum_j A_i[c, j] pre_norms_j(X_j) ), where a_i
+starts at 0 and the gains of post_norms at 1e-3.
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.forward, Block.__init__, Block.forward, Model.__init__,
     Model.init_weights, Model.forward
-Optimizer: w1, w2 and a go to AdamW at mix_lr, also with --optimizer muon.
+Optimizer: w1, w2 and a go to AdamW at train.py's mix_lr; Muon trains the matrices of the blocks alone.
 Paper and code (github.com/Caiyun-AI/MUDDFormer): w1 has the code's hidden width, so that released weights load; the
-paper's is n S. Eq. 10 has X_i inside the last norm; here it is outside, as in the paper's text and the code. The code's
-block 1 has one norm for q, k and v. Outside the mixtures the paper initialises with Xavier normal, we as in gpt.py.
+paper's is n S. Eq. 10 has X_i inside the last norm; here it is outside, as in the paper's text and the code. In the
+released weights block 1 has one norm for q, k and v. Outside the mixtures the paper initialises with Xavier normal, we
+as in gpt.py.
 """
 import math
 from dataclasses import dataclass
@@ -129,7 +131,7 @@ class Attention(nn.Module):
         n_gate = {"none": 0, "elementwise": c.n_head * c.d_head, "headwise": c.n_head}[c.gate]
         self.gate = nn.Linear(c.d_model, n_gate, bias=False) if n_gate else None
 
-    def forward(self, x, x_k, x_v, rope, cache=None):
+    def forward(self, x, x_k, x_v, rope, cache=None):       # x: the input of the queries and the gate
         B, T, _ = x.shape
         q = self.wq(x).view(B, T, self.n_head, self.d_head)                         # (B, T, H, D)
         k = self.wk(x_k).view(B, T, self.n_kv_head, self.d_head)                    # (B, T, K, D)
@@ -187,10 +189,11 @@ class Model(nn.Module):
         self.config = c = config
         self.embed = nn.Embedding(c.vocab_size, c.d_model)
         self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.n_layer))
-        self.aggregate = nn.ModuleList(DepthAggregate(c, 1 if S > c.n_layer else 4, S) for S in range(2, c.n_layer + 2))
+        n_streams = [4] * (c.n_layer - 1) + [1]                                     # the head reads X^r alone
+        self.aggregate = nn.ModuleList(DepthAggregate(c, n, S) for S, n in enumerate(n_streams, start=2))
         norm = RMSNorm if c.pre_post_norm else nn.Identity
         self.pre_norms = nn.ModuleList(norm(c.d_model, c.norm_eps) for _ in range(c.n_layer + 1))
-        self.post_norms = nn.ModuleList(nn.ModuleList(norm(c.d_model, c.norm_eps) for _ in m.a) for m in self.aggregate)
+        self.post_norms = nn.ModuleList(nn.ModuleList(norm(c.d_model, c.norm_eps) for _ in range(n)) for n in n_streams)
         self.final_norm = RMSNorm(c.d_model, c.norm_eps)
         self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
         if c.tie_embeddings:

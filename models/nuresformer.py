@@ -3,13 +3,13 @@
 As in ResFormer, the later layers read what the first layer has computed: not only its values but also its queries, keys
 and gate, each through a norm. For each S in {Q, K, V, G}, layer n >= 2 forms, before QK norm and rotation (Eq. 1):
     S_n  <-  lambda_anchor_n * norm_S(S_1) + lambda_self_n * S_n
-The first layer itself uses its plain S_1 and has no lambdas. So it is both a layer and the source of all others, two
-jobs that exoformer.py separates. G, norm_S, the lambdas, `granularity` and `norms` are those of exoformer.py.
+The first layer itself uses its plain S_1 and has no lambdas. So it does two jobs, as a layer and as the source that all
+later layers read; exoformer.py separates them. G, norm_S, the lambdas, `granularity` and `norms` are exoformer.py's.
 
 Changed from exoformer.py: Config.__post_init__, MixedLinear.__init__, MixedLinear.forward, Attention.__init__,
     Attention.forward, Block.forward, Model, Model.__init__, Model.init_weights, Model.forward
 Equal to gpt.py when: gpt.py has gate="elementwise"; lambda_anchor = 0 and lambda_self = 1.
-Optimizer: the lambdas go to AdamW at mix_lr.
+Optimizer: the lambdas go to AdamW at train.py's mix_lr.
 Paper and code (github.com/jon123boss/ExoFormer): the code takes Q and K anchors after the first layer's QK norm. Here,
 as in the paper, every anchor is the plain projection with a norm of its own.
 """
@@ -127,8 +127,8 @@ class MixedLinear(nn.Linear):
     def forward(self, x, anchor):
         if anchor is None:                                                          # the first layer's S stays S
             return super().forward(x).unflatten(-1, (-1, self.d_head))
-        W = self.lambda_self.expand(anchor.shape[2:]).reshape(-1, 1) * self.weight  # fewer bytes than lambda_self * S
-        return self.lambda_anchor.type_as(x) * anchor + F.linear(x, W).view_as(anchor)
+        scaled = self.lambda_self.expand(anchor.shape[2:]).reshape(-1, 1) * self.weight     # scaled x = lambda_self * S
+        return self.lambda_anchor.type_as(x) * anchor + F.linear(x, scaled).view_as(anchor)
 
 
 class Attention(nn.Module):

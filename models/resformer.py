@@ -1,7 +1,7 @@
 """ResFormer: later layers also read the first layer's values.   arXiv:2410.17897
 
-Attention mixes the values of the first layer into those of every later layer, so that deep layers still see what the
-tokens said at the start. Queries, keys and the first layer stay as they are. For the reading layers n:
+The values of the first layer are mixed into those of every later layer, so that deep layers keep direct access to what
+the first layer saw. Queries, keys and the first layer stay as they are. In each layer n that reads v_first:
     v_n  <-  lambda1_n * v_first + lambda2_n * v_n,     v_first = wv(norm(x)) of the first layer, not detached
 Options:
     value_mix=identity     lambda1 = lambda2 = 0.5
@@ -13,9 +13,10 @@ Options:
 Changed from gpt.py: Config, Config.__post_init__, Attention.forward, Block.forward, Model.__init__, Model.init_weights,
     Model.forward
 Equal to gpt.py when: lambda1 = 0 and lambda2 = 1.
-Optimizer: scale, logits and the lambdas go to AdamW at mix_lr, without weight decay.
-With plus, scale starts at the number of reading layers and logits at 0, so lambda1 = 1; lambda2 starts at 0.5. In
-SATFormer's code (arXiv:2605.03953) the softmax runs over all L - 1 later layers even if only k read, and scale is L.
+Optimizer: scale, logits and the lambdas go to AdamW at train.py's mix_lr, without weight decay.
+With plus, scale starts at the number of reading layers and logits at 0, so lambda1 = 1; lambda2 starts at 0.5.
+Paper and code: we found no code of the authors for plus. In SATFormer's (arXiv:2605.03953) the softmax runs over all
+L - 1 later layers even if only k read, and scale is L.
 """
 import math
 from dataclasses import dataclass

@@ -9,7 +9,7 @@ Sublayer 0 reads 2 v_0 (v_0 in the official code); its norm makes both the same.
 
 Changed from attnres.py: DepthAttention.__init__, Block.forward, Model.forward
 Equal to gpt.py when: all queries are zero, as they are at the start, up to norm_eps.
-Optimizer: the queries go to AdamW at mix_lr, without weight decay.
+Optimizer: the queries go to AdamW at train.py's mix_lr, without weight decay.
 Other default than gpt.py's: norm_eps, as in attnres.py.
 """
 import math
@@ -155,7 +155,7 @@ class DepthAttention(nn.Module):
         l, v = len(outputs) - 1, outputs[-1]
         scores.append(F.linear(F.rms_norm(v, v.shape[-1:], eps=self.eps), self.query))              # (B, T, 2 L)
         alpha = torch.stack([s[..., l - 1] for s in scores], dim=-1).softmax(-1).type_as(v)         # (B, T, l + 1)
-        return sum(a[..., None] * v for a, v in zip(alpha.unbind(-1), outputs))
+        return sum(a[..., None] * v_s for a, v_s in zip(alpha.unbind(-1), outputs))
 
 
 class Block(nn.Module):

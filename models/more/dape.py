@@ -15,7 +15,7 @@ model can read longer texts: train with a large max_len, then run eval.py with a
 Changed from gpt.py: Config, Config.__post_init__, attend, Attention.__init__, Attention.forward, Model,
     Model.__init__, Model.init_weights
 Equal to gpt.py when: position = rope, and kernel = 0 or conv_out = 0.
-Optimizer: convolutions, p and a go to AdamW at mix_lr, without weight decay.
+Optimizer: convolutions, p and a go to AdamW at train.py's mix_lr, without weight decay.
 Paper and code: the authors' code has no hidden channels right of the last key, so a text's last token gets other
     logits than it would inside a longer text. Here kernel // 2 hidden columns follow the last key.
 """
@@ -208,7 +208,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    micro_tokens = 4096             # per forward pass by default: the scores take memory
+    micro_tokens = 4096             # tokens per forward pass by default, not 32,768: the scores take memory
 
     def __init__(self, config):
         super().__init__()

@@ -4,8 +4,8 @@ Before a layer attends over the tokens, it attends over depth, at each position 
 and those of some earlier layers, and mixes their values into the value that attention then reads. There are no new
 parameters, and the cache keeps the mixed values in place of the layer's own. For layer l and the sources
 j = 0, stride, 2 stride, ... < l, with q and k after norm and rotation (which cancels within one position):
-    a_j, a_l = softmax over the sources and l of q_l . k_j / sqrt(d_head), q_l . k_l / sqrt(d_head)
-    v_l     <- sum_j a_j v_j + a_l v_l,           per token and key/value head; v_j is the mixed value of layer j
+    a    = softmax_j( q_l . k_j / sqrt(d_head) )      over the sources j and l itself
+    v_l <- sum_j a_j v_j,        per token and key/value head; for a source j < l, v_j is its mixed value
     attention output = softmax(q_l k_l^T / sqrt(d_head) + causal) v_l
 Where query heads share a key, the mean of their queries takes the place of q_l. stride=1 reads all earlier layers.
 

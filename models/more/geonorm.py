@@ -6,16 +6,16 @@ geodesic. The angle theta has a learned scale per sublayer and decays over the l
     x_0   = RN(embed[idx]),                           RMSNorm without gain, so that |x| = sqrt(C) everywhere
     g     = f(norm(x)),                               f: attention or MLP
     v     = g - (<x, g> / <x, x>) x
-    theta = scale / sqrt(l + 1) min(|v| / |x|, pi/4), between -pi/4 and pi/4
+    theta = scale / sqrt(l + 1) * min(|v| / |x|, pi/4),   clamped to -pi/4 .. pi/4
     x    <- cos(theta) x + sin(theta) |x| v / |v|
 With zero_init a step is the identity at the start. Its derivative with respect to g is then the projection
 (I - x x^T / |x|^2) scale / sqrt(l + 1): nothing is divided by |v| = 0.
 
 Changed from gpt.py: Block.__init__, Block.forward, Model.init_weights, Model.forward
-Optimizer: scale goes to AdamW at mix_lr, without decay.
+Optimizer: scale goes to AdamW at train.py's mix_lr, without decay.
 Paper and code: we found no code of the authors, and follow a public reimplementation of Eq. 3 to 5 and the appendix.
 It decays with 1 / (l + 1); we take the square root, which leaves late layers larger steps. It adds a learned bias to
-theta; we do not, since v = 0 has no direction to turn to. It bounds theta from above only.
+theta; we do not, since v = 0 has no direction to turn to. It bounds theta from above only. RN of the embedding is ours.
 """
 import math
 from dataclasses import dataclass
@@ -167,13 +167,13 @@ class Geodesic(nn.Module):
         self.decay = (layer + 1) ** -0.5
 
     def forward(self, x, g):
-        kind, x = x.dtype, x.to(torch.promote_types(x.dtype, torch.float32))
+        dtype, x = x.dtype, x.to(torch.promote_types(x.dtype, torch.float32))
         norm_x = length(x)                                                          # (B, T, 1)
         v = g - dot(x, g) / norm_x.square() * x
         norm_v = length(v)
         angle = self.scale * self.decay * (norm_v / norm_x).clamp(max=math.pi / 4)
         theta = angle.clamp(-math.pi / 4, math.pi / 4)
-        return (theta.cos() * x + theta.sin() * norm_x / norm_v * v).to(kind)
+        return (theta.cos() * x + theta.sin() * norm_x / norm_v * v).to(dtype)
 
 
 class Block(nn.Module):

@@ -10,12 +10,12 @@ No token is dropped, however many choose the same expert. Training adds to the l
 layers and sequences of
     E sum_m F_m P_m,    F_m: share of expert m in the choices with r > 0,    P_m: mean over tokens of p_m / sum(p)
 with p = relu(r) and a gradient through P alone. It is 1 at equal load, and E if one expert gets all tokens.
-A token uses as many parameters and FLOPs as in gpt.py; outside bf16 up to an eighth more FLOPs.
+A token uses as many parameters and FLOPs as in gpt.py; outside bf16 up to an eighth more FLOPs, on padded rows.
 
 Changed from gpt.py: Config, Config.__post_init__, MLP, MLP.__init__, MLP.forward, Block.__init__, Block.forward,
     Model.init_weights, Model.forward
 Equal to gpt.py when: router = softmax and n_expert = top_k = 1.
-Optimizer: Muon trains each expert's matrices separately; W and gamma go to AdamW at mix_lr.
+Optimizer: Muon trains each expert's matrices separately; W and gamma go to AdamW at train.py's mix_lr.
 Paper and code: no code of the authors is known. The paper has k = 8 of E = 64; the defaults are those of muddmoe.py.
     It does not specify the balance loss. Here F and P are of one sequence, so the loss does not depend on the batch.
 """

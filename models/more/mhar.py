@@ -8,7 +8,7 @@ The paper finds 4 and 8 heads about equally good, 1 and 16 worse, and uses 8.
 
 Changed from attnres.py: Config, Config.__post_init__, DepthAttention, DepthAttention.__init__, DepthAttention.forward
 Equal to gpt.py when: all queries are zero, as they are at the start, up to norm_eps.
-Optimizer: the queries go to AdamW at mix_lr, without weight decay.
+Optimizer: the queries go to AdamW at train.py's mix_lr, without weight decay.
 Other default than gpt.py's: norm_eps, as in attnres.py.
 Paper and code: the pseudo-code can be read as an RN per slice; the paper's equation and code have one RN over all C.
 """
@@ -172,6 +172,7 @@ class Block(nn.Module):
         self.mlp = MLP(c.d_model, c.d_ff)
 
     def forward(self, outputs, read, rope, cache=None):
+        """Appends the outputs of attention and MLP. read(): the weighted mean of the outputs so far."""
         outputs.append(self.attn(self.attn_norm(read()), rope, cache))
         outputs.append(self.mlp(self.mlp_norm(read())))
 

@@ -7,8 +7,8 @@ All else is as in mhc.py. At the start most of the weight is on the identity.
 
 Changed from mhc.py: Config, Config.__post_init__, sinkhorn, HyperConnection.__init__, HyperConnection.maps,
     Model.init_weights
-Equal to gpt.py when: untrained. The streams are equal then, and every reader has a norm.
-Optimizer: phi, alpha and bias go to AdamW at mix_lr, without weight decay.
+Equal to gpt.py when: untrained. Each stream is then gpt.py's x. A reader gets a multiple of x, which its norm undoes.
+Optimizer: phi, alpha and bias go to AdamW at train.py's mix_lr, without weight decay.
 Paper and code (github.com/FFTYYY/mhc-lite): the code's H_post prefers stream k mod n at the start. Ours is 1 for all.
 """
 import math
@@ -167,7 +167,7 @@ class HyperConnection(nn.Module):
         self.register_buffer("P", permutations(n), persistent=False)
         self.sizes = n, n, math.factorial(n)                        # numbers in z_pre, z_post, z_res
         self.phi = nn.Parameter(torch.empty(n * c.d_model, sum(self.sizes)))
-        self.alpha = nn.Parameter(torch.empty(3))
+        self.alpha = nn.Parameter(torch.empty(3))                   # for z_pre, z_post, z_res
         self.bias = nn.Parameter(torch.empty(sum(self.sizes)))
 
     def maps(self, X):
@@ -183,7 +183,7 @@ class HyperConnection(nn.Module):
         """X_i <- sum_s H_res[i, s] X_s + H_post[i] sublayer( sum_s H_pre[s] X_s )"""
         H_pre, H_post, H_res = self.maps(X)
         y = sublayer(mix(H_pre, X).type_as(X[0]))                                   # (B, T, C)
-        change = H_res - torch.eye(len(X), device=y.device)         # added to X_i: 4% fewer bytes per training step
+        change = H_res - torch.eye(len(X), device=y.device)         # H_res X = X + change X: 4% fewer bytes per step
         return [x + (mix(h, X) + b[..., None] * y).type_as(x)
                 for x, h, b in zip(X, change.unbind(-2), H_post.unbind(-1))]
 

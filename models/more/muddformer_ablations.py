@@ -9,12 +9,13 @@ the next are X^c = sum_j A_i[c, j] X_j for the streams c = q, k, v, r, where A_i
     --streams kvr                   no mixture for queries, which read X_i; also qvr, qkr, qkv (the head has its r)
     --dilation k --period p         k x p: mixtures after every p-th block and the last, of every k-th output up to X_i
     --window n                      sliding window: mixtures of the last n outputs and the embedding
-    --last_k k                      mixtures after the last k blocks; 0 --no-multiway: Transformer++ with re-allocation
+    --last_k k                      mixtures after the last k blocks only
+    --last_k 0 --no-multiway        gpt.py (the paper's Transformer++) with re-allocated MLPs
 
 Changed from muddformer.py: Config, Config.__post_init__, DepthAggregate.__init__, DepthAggregate.forward,
     Block.__init__, Model.__init__, Model.init_weights, Model.forward
 Equal to gpt.py when: ffn_realloc=False, at the start: w2 = 0 and a_i = 1 for X_i, else 0.
-Optimizer: w1, w2 and a go to AdamW at mix_lr, also with --optimizer muon.
+Optimizer: w1, w2 and a go to AdamW at train.py's mix_lr; Muon trains the matrices of the blocks alone.
 """
 import math
 from dataclasses import dataclass
@@ -139,7 +140,7 @@ class Attention(nn.Module):
         n_gate = {"none": 0, "elementwise": c.n_head * c.d_head, "headwise": c.n_head}[c.gate]
         self.gate = nn.Linear(c.d_model, n_gate, bias=False) if n_gate else None
 
-    def forward(self, x, x_k, x_v, rope, cache=None):
+    def forward(self, x, x_k, x_v, rope, cache=None):       # x: the input of the queries and the gate
         B, T, _ = x.shape
         q = self.wq(x).view(B, T, self.n_head, self.d_head)                         # (B, T, H, D)
         k = self.wk(x_k).view(B, T, self.n_kv_head, self.d_head)                    # (B, T, K, D)

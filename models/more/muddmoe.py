@@ -7,13 +7,13 @@ weights are computed from X_i for each token. X_0 is the embedding, X_j the outp
     X^c     = sum_{j=0..i} A_i[c, j] X_j            for the streams c = q, k, v, r
     x       = X^r + attn( q_in_norm(X^q), k_in_norm(X^k), v_in_norm(X^v) )
     X_{i+1} = x + sum_{m among the k largest r} r_m expert_m(b),    r = softmax(W b),  b = mlp_norm(x),  m = 1 .. E
-Block 1 reads X_0 four times. The head reads one more mixture, X^r of X_0 .. X_L. All experts have the same width.
+In block 1 all four are X_0. The head reads one more mixture, X^r of X_0 .. X_L. All experts have the same width.
 muddformer.py adds the same connections to gpt.py.
 
 Changed from kern.py: Config, Attention.forward, Block.__init__, Block.forward, Model.__init__, Model.init_weights,
     Model.forward
 Equal to kern.py when: w2 = 0 and a picks X_i, as at the start.
-Optimizer: w1, w2, a and the router's W go to AdamW at mix_lr; Muon trains each expert's matrices separately.
+Optimizer: w1, w2, a and the router's W go to AdamW at train.py's mix_lr; Muon trains each expert's matrices separately.
 Paper and code: this model's code is not public. The paper has d_model 1,024 and 16 experts of width 1,408, of which a
     token takes 2: the defaults with d_ff=2816. It drops the tokens of full experts; here no token is dropped.
 """
@@ -136,7 +136,7 @@ class Attention(nn.Module):
         n_gate = {"none": 0, "elementwise": c.n_head * c.d_head, "headwise": c.n_head}[c.gate]
         self.gate = nn.Linear(c.d_model, n_gate, bias=False) if n_gate else None
 
-    def forward(self, x, x_k, x_v, rope, cache=None):
+    def forward(self, x, x_k, x_v, rope, cache=None):       # x: the input of the queries and the gate
         B, T, _ = x.shape
         q = self.wq(x).view(B, T, self.n_head, self.d_head)                         # (B, T, H, D)
         k = self.wk(x_k).view(B, T, self.n_kv_head, self.d_head)                    # (B, T, K, D)
@@ -266,7 +266,8 @@ class Model(nn.Module):
         self.config = c = config
         self.embed = nn.Embedding(c.vocab_size, c.d_model)
         self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.n_layer))
-        self.aggregate = nn.ModuleList(DepthAggregate(c, 1 if S > c.n_layer else 4, S) for S in range(2, c.n_layer + 2))
+        n_streams = [4] * (c.n_layer - 1) + [1]                                     # the head reads X^r alone
+        self.aggregate = nn.ModuleList(DepthAggregate(c, n, S) for S, n in enumerate(n_streams, start=2))
         self.final_norm = RMSNorm(c.d_model, c.norm_eps)
         self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
         if c.tie_embeddings:

@@ -6,12 +6,12 @@ X_0 is the embedding, X_j the output of block j. After block i = 1 .. L:
     A_i     = gelu( RN(X_i) w1_i ) w2_i + a_i       (B, T, n, S): n = 4 streams, S = i + 1 sources; RN: RMSNorm, no gain
     X^c     = sum_{j=0..i} A_i[c, j] X_j            for the streams c = q, k, v, r
     X_{i+1} = X^r + attn( q_in_norm(X^q), k_in_norm(X^k), v_in_norm(X^v) ) + mlp( mlp_norm(X^r) )
-Block 1 reads X_0 four times. The head reads one more mixture, X^r of X_0 .. X_L. MLPs grow with depth, from 0.5 to
+In block 1 all four are X_0. The head reads one more mixture, X^r of X_0 .. X_L. MLPs grow with depth, from 0.5 to
 1.5 d_ff. At the start w2 is zero and a picks X_i, as in pythia.py. muddformer.py adds the same connections to gpt.py.
 
 Changed from pythia.py: Config.__post_init__, Attention.forward, Block.__init__, Block.forward, Model.__init__,
     Model.init_weights, Model.forward
-Optimizer: w1, w2 and a go to AdamW at mix_lr, also with --optimizer muon.
+Optimizer: w1, w2 and a go to AdamW at train.py's mix_lr; Muon trains the matrices of the blocks alone.
 Paper and code (github.com/Caiyun-AI/MUDDFormer): in the paper, as here, everything but the connections is Pythia's. The
 released weights have QK norm; here there is none.
 """
@@ -104,7 +104,7 @@ class Attention(nn.Module):
         self.wv = nn.Linear(c.d_model, c.n_kv_head * c.d_head)
         self.wo = nn.Linear(c.n_head * c.d_head, c.d_model)
 
-    def forward(self, x, x_k, x_v, rope, cache=None):
+    def forward(self, x, x_k, x_v, rope, cache=None):       # x: the input of the queries and the gate
         B, T, _ = x.shape
         q = self.wq(x).view(B, T, self.n_head, self.d_head)                         # (B, T, H, D)
         k = self.wk(x_k).view(B, T, self.n_kv_head, self.d_head)                    # (B, T, K, D)
@@ -159,7 +159,8 @@ class Model(nn.Module):
         self.config = c = config
         self.embed = nn.Embedding(c.vocab_size, c.d_model)
         self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.n_layer))
-        self.aggregate = nn.ModuleList(DepthAggregate(c, 1 if S > c.n_layer else 4, S) for S in range(2, c.n_layer + 2))
+        n_streams = [4] * (c.n_layer - 1) + [1]                                     # the head reads X^r alone
+        self.aggregate = nn.ModuleList(DepthAggregate(c, n, S) for S, n in enumerate(n_streams, start=2))
         self.final_norm = nn.LayerNorm(c.d_model, c.norm_eps)
         self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
         if c.tie_embeddings:

@@ -10,8 +10,9 @@ Each block is x <- x + mixer(a), a = norm(x), then the MLP as in gpt.py. The mix
 gmu    wo( silu(w_gate(a)) * memory )
 cross  attention of wq(a) to the k and v of the full attention
 mamba  wo( silu(w_z(a)) * y ),    y_t = s_t read_t + skip * u_t,    s_t = exp(dt_t A) s_(t-1) + dt_t u_t write_t^T
-       u = silu(conv(w_x(a))),  dt = softplus(w_dt(w_rank(u)) + dt_bias),  write = w_write(u),  read = w_read(u)
-with E = 2 d_model numbers in u, dt and y, N = d_state in read and write, a state s (E, N) and A = -exp(A_log).
+       u = silu(conv(w_u(a))),  dt = softplus(w_dt(w_rank(u)) + dt_bias),  write = w_write(u),  read = w_read(u)
+with E = 2 d_model numbers in u, dt and y, N = d_state in write and read (B and C in Mamba), a state s (E, N) and
+A = -exp(A_log).
 gmu=False has cross-attention in place of the GMUs: the paper's baseline Samba+YOCO.
 For simplicity the cache keeps all keys and values of window attention, though only the last ones are read.
 
@@ -175,7 +176,7 @@ class Mamba(nn.Module):
     def __init__(self, c, layer):
         super().__init__()
         self.layer, E, rank = layer, 2 * c.d_model, math.ceil(c.d_model / 16)
-        self.w_x = nn.Linear(c.d_model, E, bias=False)
+        self.w_u = nn.Linear(c.d_model, E, bias=False)
         self.w_z = nn.Linear(c.d_model, E, bias=False)
         self.conv = nn.Conv1d(E, E, 4, groups=E)                                    # every channel by itself
         self.w_rank = nn.Linear(E, rank, bias=False)
@@ -187,7 +188,7 @@ class Mamba(nn.Module):
         self.wo = nn.Linear(E, c.d_model, bias=False)
 
     def forward(self, x, shared, cache=None):
-        u, z = self.w_x(x), self.w_z(x)                                             # (B, T, E)
+        u, z = self.w_u(x), self.w_z(x)                                             # (B, T, E)
         past, state = u.new_zeros(len(x), 3, u.size(-1)), self.A_log.new_zeros(len(x), *self.A_log.shape)
         if cache is not None:
             past, state = cache.u[self.layer], cache.state[self.layer]
@@ -278,7 +279,7 @@ class Model(nn.Module):
             elif module in ("wo", "w_down", "head") and self.config.zero_init:
                 p.zero_()
             elif module in ("embed", "wq", "wk", "wv", "wo", "gate", "w_gate", "w_up", "w_down", "head",
-                            "w_x", "w_z", "w_rank", "w_write", "w_read"):
+                            "w_u", "w_z", "w_rank", "w_write", "w_read"):
                 nn.init.trunc_normal_(p, std=0.02, a=-0.06, b=0.06)
             else:
                 raise ValueError(f"init_weights gives {name} no value")

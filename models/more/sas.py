@@ -15,7 +15,7 @@ Changed from gpt.py: Config, Config.__post_init__, Cache, Cache.__init__, Attent
     Model.__init__, Model.init_weights
 Equal to gpt.py when: d_sim = d_head, the expand of heads copies them, that of features is the identity, refine is 0.
 Optimizer: the linear maps of features are matrices inside the blocks, for Muon; their biases go to AdamW at adamw_lr.
-    The convolutions go to AdamW at mix_lr, without decay.
+    The convolutions go to AdamW at train.py's mix_lr, without decay.
 Paper and code: the released code has no positions, no norm of q and k, and no shared key/value heads. Here norm and
 rotation come last: if maps came later, scores would not depend on distance alone. It gives no sizes; our defaults
 (12 heads -> 36, 64 features -> 96, kernel 5 at 124M) are believed to be the paper's, but unverified.
@@ -205,7 +205,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    micro_tokens = 8192             # per forward pass by default: stores 32 GiB at ExoFormer's 450M shape
+    micro_tokens = 8192             # tokens per forward pass by default, not 32,768: 32 GiB at ExoFormer's 450M shape
 
     def __init__(self, config):
         super().__init__()

@@ -7,14 +7,14 @@ X_i the output of block i = 1 .. L:
                     v <- v + 2 sigmoid( value_gate(norm(x)[:12]) ) value_embed[idx],    a gate per token and KV head
     lambdas         block i reads  resid_i x + x0_i X_0  instead of x
     skip=unet       before that, the later half adds the output of the opposite block:  x <- x + skips_i X_{L+1-i}
-    skip=backout    the head reads  X_L - backout X_{L//2+1},  without what served only the later blocks
-modded-nanogpt uses the scalars since record 9, U-net since 11, value embeddings since 14, back-out since 40, the gate
-since 55. nanochat has all but the U-net.
+    skip=backout    the head reads  X_L - backout X_{L//2+1},  to remove low-level features of a middle block
+modded-nanogpt added the scalars in record 9, U-net in 11, value embeddings in 14, back-out in 40, the gate in 55.
+nanochat has all but the U-net.
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.__init__, Attention.forward, Block.forward, Model.__init__,
     Model.init_weights, Model.forward
 Equal to gpt.py when: resid = 1 and x0 = 0, as at the start, and tables, skips and backout are zero.
-Optimizer: tables go to AdamW at adamw_lr, the scalars to AdamW at mix_lr, the gates to Muon.
+Optimizer: tables go to AdamW at adamw_lr, the scalars to AdamW at train.py's mix_lr, the gates to Muon.
 The records and nanochat normalise the embedding and therefore X_0; here X_0 is gpt.py's embedding. Tables are in the
 same blocks as in nanochat, and the gate is record 55's. The scalars start as in record 9, skips at 1, and backout at
 nanochat's 0.2.

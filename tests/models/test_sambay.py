@@ -19,7 +19,7 @@ def silu(x):
 def mamba(p, c, at, a):
     """Mixer outputs and readouts y of all tokens, from the normalised inputs a; every channel has its own state."""
     E, N, taps = 2 * c.d_model, c.d_state, 4
-    x, z = [linear(p, f"{at}.w_x", u) for u in a], [linear(p, f"{at}.w_z", u) for u in a]
+    x, z = [linear(p, f"{at}.w_u", u) for u in a], [linear(p, f"{at}.w_z", u) for u in a]
     state, out, ys = [torch.zeros(N) for _ in range(E)], [], []
     for t in range(len(a)):
         conv = p[f"{at}.conv.bias"]
