@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import models
 import probes
-from nanodepth import record
+from nanodepth import curves, record
 
 SHAPE = dict(vocab_size=97, n_layer=3, n_head=4, n_kv_head=2, d_model=32, d_ff=64, max_len=48)
 ROOT = models.names()[0]                            # the baseline of all
@@ -100,6 +100,10 @@ def values_of(model):
     own = [F.linear(block.attn_norm(x), block.attn.wv.weight).unflatten(-1, (-1, model.config.d_head))
            for block, x in zip(model.blocks, found.reads[::2])]
     return mixed, torch.stack(own)
+
+
+def read(*runs):
+    return [curves.read_log(run) for run in runs]
 
 
 def write_run(folder, losses, seed=0, model=ROOT, tok_s=1000.0, step=100, options=(), peak=2 ** 30, eval_tokens=(),

@@ -4,7 +4,6 @@ import gzip
 import json
 import lzma
 import struct
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,6 @@ import data_prep
 from forked import within
 from nanodepth.data import Data
 
-ROOT = Path(__file__).parents[2]
 EOT = "<|endoftext|>"
 DOCS = ["Hello  world, it's 42!\n\n\tx", "naïve 日本語 🙂 \u0301\x00", f"it says {EOT} inside", " \n ", "last\none " * 40]
 

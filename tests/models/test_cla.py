@@ -1,6 +1,5 @@
 """cla.py against its equations in float64, arXiv:2405.12981, and the size of its cache."""
 import pytest
-from measure import extra
 from reference import (  # noqa: F401  (float64: autouse)
     add, attend, compare, float64, mlp_sublayer, norm, project, queries, setup, show)
 
@@ -50,10 +49,3 @@ def test_cache_and_parameters(L, options, makers):
     missing = set(dict(base.named_parameters())) - set(dict(model.named_parameters()))
     assert missing == {f"blocks.{n}.attn.{part}.weight" for n in range(L) if n not in makers
                        for part in ("wk", "wv", "k_norm")}
-
-
-@pytest.mark.parametrize("options, without", [(dict(), 2), (dict(own=1, share=3), 2), (dict(share=4), 3)], ids=show)
-def test_costs(options, without):
-    """4 layers with 2 heads of 16 keys and values each; `without` of them have none."""
-    (_, flops, read), (_, products) = extra("cla", **options)
-    assert flops == products == -without * 2 * 2 * 64 * 32 and read == 0

@@ -3,7 +3,6 @@ from functools import partial
 
 import pytest
 import torch
-from measure import extra
 from reference import GATED, compare, float64, heads, rms, setup, show, softmax  # noqa: F401  (float64: autouse)
 from test_attnres import attnres
 
@@ -26,8 +25,3 @@ def read(p, c, l, v):
 @pytest.mark.parametrize("options", [dict(n_depth_head=n) for n in (1, 2, 32)] + GATED, ids=show)
 def test_equations(options):
     compare(partial(attnres, read=read), *setup("mhar", **{"n_depth_head": 8, **options}))
-
-
-def test_costs_are_those_of_attnres():
-    said, (_, products) = extra("mhar")
-    assert products == 2 * 8 * 9 * 64 and said == extra("attnres")[0]

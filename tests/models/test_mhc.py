@@ -3,7 +3,7 @@ from functools import partial
 
 import pytest
 import torch
-from reference import compare, count, float64, rms, setup, show, sigmoid  # noqa: F401  (float64: autouse)
+from reference import compare, float64, rms, setup, show, sigmoid  # noqa: F401  (float64: autouse)
 from test_hyperconnections import build, connections, streams
 
 import models
@@ -50,18 +50,6 @@ def test_initial_values():
         assert (m.phi == 0).all() and (m.alpha == 0.01).all()
 
 
-@torch.no_grad()
-def test_sinkhorn_is_doubly_stochastic():
-    sinkhorn, draw = models.module("mhc").sinkhorn, torch.Generator().manual_seed(0)
-    z = torch.randn(500, 4, 4, generator=draw)
-    H = sinkhorn(z, 20)
-    rows, columns = (H.sum(-1) - 1).abs(), (H.sum(-2) - 1).abs()
-    assert (H > 0).all() and rows.max() < 1e-12 and columns.max() < 1e-4 and columns.median() < 1e-9
-    shifted = z + torch.randn(500, 4, 1, generator=draw) + torch.randn(500, 1, 4, generator=draw)
-    assert (sinkhorn(shifted, 100) - sinkhorn(z, 100)).abs().max() < 1e-9   # exp(z) is scaled by rows and columns
-    assert (sinkhorn(1000 * torch.eye(4)[[2, 0, 3, 1]], 20) == torch.eye(4)[[2, 0, 3, 1]]).all()
-
-
 @pytest.mark.parametrize("size", [1, 30, 3000])
 def test_sinkhorn_of_any_size_is_finite_in_fp32(size):
     """Rows that all want one column underflow as exp(z) in fp32; forward and backward against float64."""
@@ -77,10 +65,4 @@ def test_sinkhorn_of_any_size_is_finite_in_fp32(size):
         found.append((H.detach(), x.grad))
     for wide, narrow in zip(*found):
         assert (wide - narrow).abs().max() < 1e-6 * size
-
-
-@pytest.mark.parametrize("name, res", [("mhc", 4 * 4), ("mhc_lite", 24)])
-def test_parameter_counts(name, res):
-    """phi and bias of H_pre, H_post and H_res, which is made from n^2 numbers or n!; alpha."""
-    shape = dict(n_layer=16, d_model=2048, n_head=16, vocab_size=50304)
-    assert count(name, **shape) - count("gpt", **shape) == 32 * ((4 * 2048 + 1) * (2 * 4 + res) + 3)
+    assert (sinkhorn(1000 * torch.eye(4)[[2, 0, 3, 1]], 20) == torch.eye(4)[[2, 0, 3, 1]]).all()

@@ -271,7 +271,10 @@ def test_optimizer_groups_are_a_partition(name, options):
         assert sorted(id(p) for group in groups for p in group["params"]) == everything
         rate = {id(p): (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
         assert {rate[id(p)] for p in matrices} <= {(0.02 if kind == "muon" else 0.01, 0.1)}
-        assert {rate[id(p)] for p in muon.mixes(model)} <= {(0.003, 0.0)}
+        mixing = {id(p) for p in muon.mixes(model)}
+        assert {rate[i] for i in mixing} <= {(0.003, 0.0)}
+        assert {rate[id(p)] for p in rest if id(p) not in mixing} <= {(0.01, 0.0)}
+        assert {(group["betas"], group["eps"]) for group in opts[-1].param_groups} == {((0.9, 0.95), 1e-8)}
     if settings.belongs(name) and not options:
         names = {id(p): re.sub(r"\.\d+\.", ".", key, count=1) for key, p in model.named_parameters()}
         ours, mixing = ({names[id(p)] for p in part} for part in (matrices, muon.mixes(model)))

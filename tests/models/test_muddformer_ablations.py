@@ -3,7 +3,6 @@ from functools import partial
 
 import pytest
 import torch
-from measure import SMALL, extra
 from reference import compare, float64, setup, show  # noqa: F401  (float64: autouse)
 from settings import fitting
 from test_muddformer import muddformer
@@ -53,16 +52,3 @@ def test_widths():
     assert widths(multiway=False) == [64] * 19 + [128] and widths(streams="vr") == [64] * 19 + [128]
     assert widths(streams="qkv") == [64] * 19 + [128] and widths(streams="qkvr") == [64] * 14 + [128] * 6
     assert widths(window=8) == [64] * 20 and widths(period=7) == [64, 64, 128]
-
-
-@pytest.mark.parametrize("options", [
-    dict(), dict(dynamic=False, period=2), dict(streams="kv", dilation=2), dict(multiway=False, window=2),
-    dict(last_k=2, streams="vr"), dict(last_k=0, multiway=False)], ids=show)
-def test_costs(options):
-    """The counter sees matrix products only, the sums over depth are 2 FLOPs for each weight and channel."""
-    (_, flops, read), (_, products) = extra("muddformer_ablations", **options)
-    with torch.device("meta"):
-        model = models.build("muddformer_ablations", **{**SMALL, **options})
-    sizes = [m.a.shape for m in model.aggregate if m is not None]
-    assert products == flops - sum(2 * n * S * 64 for n, S in sizes)
-    assert read == sum(S - 1 for _, S in sizes) * 64

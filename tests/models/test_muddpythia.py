@@ -3,9 +3,8 @@ import math
 
 import pytest
 import torch
-from measure import extra
 from reference import (  # noqa: F401  (float64: autouse)
-    OLDER, block, compare, count, float64, gelu, older_initial_values, rms, setup, show)
+    OLDER, block, compare, float64, gelu, older_initial_values, rms, setup, show)
 
 import models
 
@@ -49,27 +48,14 @@ def test_it_starts_as_pythia():
     assert torch.equal(mudd(idx)[0], pythia(idx)[0])
 
 
-@pytest.mark.parametrize("L, d, h, percent", [(24, 2048, 16, 0.22), (32, 2560, 32, 0.23)])
-def test_what_it_adds_to_pythia(L, d, h, percent):
-    """At the two sizes of arXiv:2502.12170, table 3; MLP widths, and those of w1 beyond 4 S, stay within rounding."""
-    shape = dict(n_layer=L, d_model=d, n_head=h)
+@pytest.mark.parametrize("L, d, h", [(24, 2048, 16), (32, 2560, 32)])
+def test_widths(L, d, h):
+    """Of the MLPs at the two sizes of arXiv:2502.12170, table 3, within rounding."""
     with torch.device("meta"):
-        model = models.build("muddpythia", **shape)
+        model = models.build("muddpythia", n_layer=L, d_model=d, n_head=h)
     widths = [block.mlp.w_up.out_features for block in model.blocks]
-    extra = count("muddpythia", **shape) - count("pythia", **shape) - (2 * d + 1) * (sum(widths) - 4 * d * L)
-    K = [4 * (i + 1) for i in range(1, L)] + [L + 1]
-    assert abs(100 * sum(d * k + k * k + k for k in K) / (12 * L * d * d) - percent) < 0.01
-    hidden = [m.w1.out_features for m in model.aggregate]
-    assert all(k < h <= k + 64 for k, h in zip(K[:-1] + [4 * K[-1]], hidden))
-    assert extra == sum(h * (d + k) + k for k, h in zip(K, hidden)) + 4 * d * L
     assert abs(sum(widths) / (4 * d * L) - 1) < 0.005 and (widths[0], widths[-1]) == (2 * d, 6 * d)
     assert all(abs(f - 4 * d * (0.5 * (L - i) + 1.5 * (i - 1)) / (L - 1)) <= 64 for i, f in enumerate(widths, start=1))
-
-
-def test_costs():
-    """The counter sees matrix products only, the sums over depth are 2 FLOPs for each weight and channel."""
-    (_, flops, read), (_, products) = extra("muddpythia")
-    assert products == flops - 2 * 64 * (8 + 12 + 16 + 5) and read == 64 * (1 + 2 + 3 + 4)
 
 
 def test_initial_values():

@@ -5,6 +5,7 @@ from itertools import product
 import pytest
 import torch
 from analysis import average, double, numbers, passed, random_model, tokens, values_of  # noqa: F401
+from measure import SMALL, extra
 
 import models
 import probes
@@ -210,3 +211,48 @@ def test_stats_of_geonorm():
     streams = [model.embed(IDX), *probes.watch(model, IDX, model.blocks)]
     wanted = [torch.cosine_similarity(a, b, -1).acos().mean().item() for a, b in zip(streams, streams[1:])]
     assert found["angle"] == pytest.approx(wanted, rel=1e-5)
+
+
+# -------------------------------------------------------------------------------------------------------------- costs
+
+MUDD = 8 + 12 + 16 + 5          # weights of the mixtures of 4 blocks: 4 streams of 2, 3, 4 sources, and 5 for the head
+COSTS = [                       # FLOPs that are in no matrix product, and numbers read: by hand, in vectors of C
+    # Two FLOPs for each source of each reader, three for each norm. The 8 readers of attnres_delta add a residual sum.
+    ("attnres", {}, 2 * 45 + 3 * 9, 36), ("mhar", {}, 2 * 45 + 3 * 9, 36),
+    ("attnres_block", dict(block_size=1), 2 * 45 + 3 * 9, 36),
+    ("attnres_block", dict(block_size=3), 2 * (1 + 2 * 3 + 3 * 3 + 4 * 2) + 3 * 9, 15),
+    ("attnres_delta", {}, 2 * 36 + 3 * 8 + 8, 28),
+    ("cla", {}, 0, 0), ("cla", dict(own=1, share=3), 0, 0), ("cla", dict(share=4), 0, 0),
+    # The counter also sees kernel // 2 columns of hidden channels and of delta beyond the last key.
+    ("dape", {}, -4 * 2 * 32 * 3 * (8 + 4) / 64, 4 * (8 + 32)), ("dape", dict(kernel=0), 0, 4 * 4),
+    ("dape", dict(position="rope", kernel=5, width=7), -4 * 2 * 7 * 5 * (4 + 4) * 2 / 64, 4 * (8 + 7)),
+    ("denseformer", {}, 2 * (2 + 3 + 4 + 5), 10), ("denseformer", dict(dilation=2, period=2), 2 * (2 + 3), 3),
+    # 1, 2, 2 and 3 values of C / 2 numbers are scored and summed; and a mean of two queries.
+    ("depth_attention", dict(stride=2), (2 * 8 + 2 * 8 - 4) / 2 + 4, 4),
+    ("exoformer", {}, 3 * 12, 12), ("exoformer_dynamic", {}, 3 * 12, 12), ("nuresformer", {}, 3 * 9, 9),
+    ("geonorm", {}, 8 * (3 * 2 + 2 + 3), 0),        # three inner products, v, and a sum of two scaled vectors
+    # Two FLOPs for each entry of the maps of 8 sublayers.
+    ("hyperconnections", {}, 8 * 24 * 2, 8 * 3),
+    ("mhc", dict(n_streams=3), 8 * 15 * 2, 8 * 2), ("mhc_lite", dict(n_streams=3), 8 * 15 * 2, 8 * 2),
+    ("muddformer", {}, 2 * MUDD, 10), ("muddformer", dict(pre_post_norm=True), 2 * MUDD, 10),
+    ("muddmoe", {}, 2 * MUDD, 10), ("muddpythia", {}, 2 * MUDD, 10), ("muddformer_ablations", {}, 2 * MUDD, 10),
+    ("muddformer_ablations", dict(dynamic=False, period=2), 2 * (4 * 3 + 5), 6),
+    ("muddformer_ablations", dict(streams="kv", dilation=2), 2 * (2 + 4 + 4 + 3), 4),
+    ("muddformer_ablations", dict(multiway=False, window=2), 2 * (2 + 3 + 3 + 3), 7),
+    ("muddformer_ablations", dict(last_k=2, streams="vr"), 2 * (2 * 4 + 5), 7),
+    ("muddformer_ablations", dict(last_k=0, multiway=False), 0, 0),
+    ("resformer", dict(last_k=2), 3, 1), ("resformer", dict(last_k=3), 4.5, 1.5),
+    ("satformer", dict(last_k=1), 1, 0.5), ("satformer", dict(last_k=3), 3, 1.5),
+    # The mean over simulated heads; the counter also sees values as wide as keys.
+    ("sas", {}, 4 * (3 - 2 * 3 * 4 * 8), 0),
+    ("sas", dict(n_sim=2, d_sim=20, kernel=3, n_kv_head=4), 4 * (2 - 2 * 2 * 4 * 4), 0),
+    # Values, scalars and skips: two FLOPs for each number, or three.
+    ("speedrun", {}, 2 + 4 * 3 + 2 * 2, 1 + 3 + 2), ("speedrun", dict(value_embed=False, skip="none"), 4 * 3, 3),
+    ("speedrun", dict(lambdas=False, skip="backout"), 2 + 2, 1 + 1)]
+
+
+@pytest.mark.parametrize("name, options, others, read", COSTS)
+def test_costs(name, options, others, read):
+    """test_models.py counts the parameters. kern.py and sambay.py have tests of their own."""
+    (_, flops, found), products = extra(name, **options)
+    assert (flops - products) / SMALL["d_model"] == others and found / SMALL["d_model"] == read

@@ -1,11 +1,10 @@
-"""pythia.py against the GPT-NeoX of Hugging Face transformers and against loops in float64; sizes, initial values."""
+"""pythia.py against the GPT-NeoX of Hugging Face transformers in float64; initial values."""
 import math
 
 import pytest
 import torch
 from reference import (  # noqa: F401  (float64: autouse)
-    OLDER, OLDER_CASES, block, compare, count, equal_to_transformers, float64, older_initial_values, per_head, renamed,
-    setup, show)
+    OLDER_CASES, equal_to_transformers, float64, older_initial_values, per_head, renamed, show)
 from small import wide
 
 
@@ -38,23 +37,6 @@ def theirs(c):
 @wide()
 def test_equal_to_transformers(options):
     equal_to_transformers("pythia", options, theirs, as_neox)
-
-
-def pythia(p, c, x):
-    for n in range(c.n_layer):
-        x = block(p, c, n, x, x, x, x)
-    return x
-
-
-def test_equations():
-    compare(pythia, *setup("pythia", OLDER, 0.2, n_kv_head=2, rope_theta=50.0))
-
-
-@pytest.mark.parametrize("L, d, h, V, want", [
-    (6, 512, 8, 50304, 70_426_624), (24, 2048, 16, 50304, 1_414_647_808), (36, 5120, 40, 50688, 11_846_072_320)])
-def test_sizes(L, d, h, V, want):
-    """Three of the released models, arXiv:2304.01373."""
-    assert count("pythia", vocab_size=V, n_layer=L, d_model=d, n_head=h) == want
 
 
 def test_initial_values():

@@ -1,8 +1,8 @@
 """Endurance: kills, faults and the number of processes must not change a run. Each part compares with undisturbed runs.
 
-    python tests/scripts/endurance.py kills --n 200     SIGKILL at random moments of preparing data and training
+    python tests/scripts/endurance.py kills --n 200     SIGKILL at random moments of training
     python tests/scripts/endurance.py ranks             1, 2 and 4 processes, and a run that goes from 2 to 1 to 2
-    python tests/scripts/endurance.py faults --n 5      a rank killed, two processes on one run folder, a full disk
+    python tests/scripts/endurance.py faults --n 5      a rank of two killed
 
 Each part prints its figures and ends with an AssertionError if a run differs. CPU, small models, Linux only.
 `test_endurance.py` runs short versions.
@@ -123,21 +123,14 @@ def wait(process, run, rng, step, seconds):
 
 
 def chain(folder, rng, name, whole, data, seconds, most):
-    """Kills one data preparation, then a training run up to `most` times; lets it finish and compares it with `whole`.
+    """Kills a training run up to `most` times; lets it finish and compares it with `whole`.
 
     Returns {what was hit: count}.
     """
-    tally, prepared, run, step = Counter(), folder / "data", folder / "run", 0
+    tally, run, step = Counter(), folder / "run", 0
     folder.mkdir()
-    while not prepared.exists():
-        process = start("data_prep.py", "text", data.parent / "words.txt", "--out", prepared, "--tokenizer", "byte",
-                        "--val_frac", 0.1)
-        time.sleep(rng.uniform(0, seconds))
-        tally["preparing data"] += kill(process)
-    for path in data.iterdir():
-        assert (prepared / path.name).read_bytes() == path.read_bytes(), path
     while tally.total() < most:
-        process = training(name, prepared, run)
+        process = training(name, data, run)
         wait(process, run, rng, step, seconds)
         if not kill(process):
             break
@@ -148,7 +141,7 @@ def chain(folder, rng, name, whole, data, seconds, most):
         else:
             tally["before the first checkpoint"] += 1
             assert step == 0, "the checkpoint is gone"
-    finish(training(name, prepared, run))
+    finish(training(name, data, run))
     assert_same_run(run, whole)
     shutil.rmtree(folder)
     return tally
@@ -251,63 +244,6 @@ def lost_rank(folder, seed, data, whole):
     return seconds
 
 
-def full_disks(folder):
-    """A run on a disk that fills up, freed while the run goes on, or freed after its end and the run is resumed.
-
-    Prints what the runs said. Needs the right to mount, see in_namespace().
-    """
-    data = prepare(folder)
-    whole = undisturbed("gpt", data, folder / "whole")
-    for freed, code in (("while it runs", 0), ("after the run", 1)):
-        disk = folder / freed
-        disk.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", disk], check=True)
-        try:
-            run, full = disk / "run", disk / "other people's data"
-            process = start("train.py", *flags(**RUN, data=data, out=run))
-            assert wait_until(lambda: n_steps(run) >= 5, process)
-            with contextlib.suppress(OSError), open(full, "wb", buffering=0) as f:
-                while True:
-                    f.write(bytes(4096))
-            said = next(line for line in process.stdout if "could not be written" in line or "No space" in line)
-            print(f"freed {freed}: {said.strip().replace(str(run), 'RUN')}")
-            step = runs.read_checkpoint(run)["step"]
-            assert step >= 4
-            if code == 0:
-                full.unlink()
-            assert "Traceback" not in finish(process, code)
-            if code == 1:
-                assert runs.read_checkpoint(run)["step"] == step
-                full.unlink()
-                finish(start("train.py", "--resume", run))
-            assert_same_run(run, whole)
-        finally:
-            subprocess.run(["umount", disk], check=True)
-
-
-def in_namespace(*words):
-    """Runs this script in a namespace where it may mount disks; None if this machine does not allow that."""
-    inner = ["unshare", "--user", "--map-root-user", "--mount"]
-    if not shutil.which("unshare") or subprocess.run([*inner, "true"], stderr=subprocess.DEVNULL).returncode:
-        return None
-    done = subprocess.run([*inner, sys.executable, __file__, *words], capture_output=True, text=True, env=ENVIRONMENT)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def two_processes(folder, data, whole):
-    """Two processes begin with the same --out: one is refused, and the other is not disturbed."""
-    run = folder / "shared"
-    both = [start("train.py", *flags(**RUN, data=data, out=run)) for _ in range(2)]
-    outputs = [process.communicate(timeout=600)[0] for process in both]
-    assert sorted(process.returncode for process in both) == [0, 2], outputs
-    refused = min(outputs, key=len)
-    said = f"{run} is in use by another process", f"{run} exists"           # the second if it comes late
-    assert any(line in refused for line in said), outputs
-    assert refused.count("\n") == 1, outputs
-    assert_same_run(run, whole)
-
-
 def main(part, n, seed, folder):
     if part == "kills":
         for what, count in kills(n, seed, folder, models.names()).items():
@@ -318,23 +254,17 @@ def main(part, n, seed, folder):
             for name, kind, *differences in ranks(folder / dtype, models.names(), dtype):
                 print("{} {:11} processes {:8} against 1: training losses differ by at most {:.1e}, validation {:.1e}"
                       .format(dtype, name, kind, *differences))
-    elif part == "disk":
-        full_disks(folder)
     else:
         data = prepare(folder)
-        whole, two = undisturbed("gpt", data, folder / "whole"), folder / "whole-2"
+        two = folder / "whole"
         finish(start("train.py", *flags(**RUN, data=data, out=two), ranks=2))
         seconds = [lost_rank(folder, seed + i, data, two) for i in range(n)]
         print(f"a rank of two killed, {n} times: the other ended within {max(seconds):.1f} s")
-        two_processes(folder, data, whole)
-        print("two processes on one folder: the second was refused")
-        print("full disk:", in_namespace("disk") or "not tried, needs unshare and the right to mount")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("kills", "ranks", "faults", "disk", "worker"),
-                        help="disk, worker: used by the other parts")
+    parser.add_argument("part", choices=("kills", "ranks", "faults", "worker"), help="worker: used by ranks")
     parser.add_argument("--n", type=int, default=200, help="kills, or killed ranks [%(default)s]")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)

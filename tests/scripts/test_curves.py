@@ -4,13 +4,9 @@ import math
 import os
 
 import pytest
-from analysis import ROOT, write_run
+from analysis import ROOT, read, write_run
 
 from nanodepth import curves
-
-
-def read(*runs):
-    return [curves.read_log(run) for run in runs]
 
 
 def labels(*runs):

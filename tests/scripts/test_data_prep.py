@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 import data_prep
-from folders import DOCS, EOT, ROOT, main, ranks_file, shard_bytes, splits_of, write_docs
+from folders import DOCS, EOT, main, ranks_file, shard_bytes, splits_of, write_docs
 from nanodepth import tokenizers
 from nanodepth.data import Data
+from small import ROOT
 
 
 def expected(docs, prepared):

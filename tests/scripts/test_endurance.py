@@ -29,16 +29,6 @@ def test_a_lost_rank_stops_the_others(tmp_path):
     endurance.lost_rank(tmp_path, 1, data, two)
 
 
-def test_two_processes_on_one_folder(tmp_path):
-    data = endurance.prepare(tmp_path)
-    endurance.two_processes(tmp_path, data, endurance.undisturbed("gpt", data, tmp_path / "whole"))
-
-
-def test_full_disk():
-    if endurance.in_namespace("disk") is None:
-        pytest.skip("this machine does not let a user mount a disk")
-
-
 def test_fuzz(tmp_path):
     counts, reports = fuzz.fuzz(320, 7, tmp_path)
     assert sum(counts.values()) == 320 and not reports, "\n".join(reports)

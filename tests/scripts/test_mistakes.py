@@ -35,13 +35,10 @@ BAD = {   # name: (flags, what the line must say). Words in capitals are files o
     "small vocabulary": (["--vocab_size", "100"], "--vocab_size 100"),
     "no such data": (["--data", "nowhere"], "data_prep.py"),
     "data that are a file": (["--data", "A.TXT"], "A.TXT: a file, and not a data folder"),
-    "truncated shard": (["--data", "CUT DATA"], "prepare the folder again"),
-    "ids beyond the vocabulary": (["--data", "OTHER IDS"], "beyond the vocabulary of 90"),
     "samples without a tokenizer": (["--data", "PUBLIC", "--sample_every", "5"], "tokenizer gpt2 must"),
     "folder in the way": (["--out", "RUN"], "exists: choose another --out, or go on with --resume"),
     "folder of something else": (["--out", "OTHER"], "which no run writes: choose another --out"),
     "file in the way": (["--out", "A.TXT"], "A.TXT: Not a directory"),
-    "nothing to resume": (["--resume", "EMPTY"], "ckpt.pt does not exist"),
     "checkpoint cut short": (["--resume", "CUT"], "not a readable checkpoint"),
     "checkpoint with code": (["--resume", "CODE"], "not a readable checkpoint"),
     "checkpoint of something else": (["--resume", "WEIGHTS"], "not a readable checkpoint of train.py (KeyError: "),
@@ -61,6 +58,15 @@ OTHERS = [   # (script, words, what the line must say)
     ("eval.py", ["RUN", "--data", "OTHER TOKENS"], "was trained on (byte): prepare the text with --tokenizer byte"),
     ("sample.py", ["RUN", "--temperature", "-1"], "--temperature"),
     ("sample.py", ["RUN", "--max_new_tokens", "64"], "max_len 64"),
+    ("sample.py", ["RUN", "--top_p", 0], "--top_p must lie above 0"),
+    ("sample.py", ["RUN", "--top_p", 1.5], "--top_p must lie above 0"),
+    ("sample.py", ["RUN", "--temperature", "nan"], "--temperature must be at least 0 and finite, not nan"),
+    ("sample.py", ["RUN", "--n", 2 ** 63], "--n must be at least 1 and finite"),
+    ("sample.py", ["RUN", "--top_k", 0], "--top_k must be at least 1"),
+    ("sample.py", ["RUN", "--file", "nowhere", "--max_new_tokens", 9], "nowhere: No such file"),
+    ("sample.py", ["RUN", "--file", "nowhere", "--prompt", "a"], "two prompts"),
+    ("sample.py", ["RUN", "--num_samples", 3], "did you mean --n?"),
+    ("sample.py", ["RUN", "--start", "a"], "did you mean --prompt?"),
     ("sample.py", ["RUN", "--n", 10 ** 13, "--max_new_tokens", 3], "out of memory: lower --n"),
     ("eval.py", ["RUN", "--device", "gpu7"], "gpu7"), ("sample.py", ["RUN", "--device", "gpu7"], "gpu7")]
 
@@ -71,16 +77,10 @@ def place(data, whole, tmp_path_factory):
     place = tmp_path_factory.mktemp("bad")
     for name in ("RUN", "CUT", "CODE", "WEIGHTS", "LOCKED"):
         shutil.copytree(whole, place / name)
-    for name in ("CUT DATA", "OTHER IDS", "PUBLIC"):
-        shutil.copytree(data, place / name)
-    (place / "EMPTY").mkdir()
+    shutil.copytree(data, place / "PUBLIC")
     (place / "CUT" / "ckpt.pt").write_bytes((whole / "ckpt.pt").read_bytes()[:5000])
     torch.save({"model": Bomb()}, place / "CODE" / "ckpt.pt")
     torch.save({"weights": torch.zeros(2)}, place / "WEIGHTS" / "ckpt.pt")
-    shard = next((place / "CUT DATA").glob("train*.bin"))
-    shard.write_bytes(shard.read_bytes()[:-100])
-    meta = place / "OTHER IDS" / "meta.json"
-    meta.write_text(meta.read_text().replace('"vocab_size": 257', '"vocab_size": 90'))
     for name in ("meta.json", "token_bytes.npy"):                               # as public shards of GPT-2 tokens
         (place / "PUBLIC" / name).unlink()
     (place / "A.TXT").write_text("other text, long enough to be cut into windows of sixteen tokens, " * 20)

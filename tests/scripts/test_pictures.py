@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from analysis import ROOT, double, numbers, random_model, write_run  # noqa: F401
+from analysis import ROOT, double, numbers, random_model, read, write_run  # noqa: F401
 
 from nanodepth import curves, pictures
 
@@ -84,10 +84,6 @@ def test_values_and_streams(values, extent):
     drawn = axes["run, q input"].get_images()[0].get_array().filled(0.0)
     assert drawn.tolist() == numbers["depth"]["q"][:-1:2]
     assert axes["run, r input"].get_images()[0].get_array().shape == (7, 7)
-
-
-def read(*runs):
-    return [curves.read_log(run) for run in runs]
 
 
 def drawn_curves(runs, baseline=ROOT):

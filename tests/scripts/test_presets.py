@@ -8,7 +8,6 @@ import models
 import train
 from nanodepth.devices import flops_per_token
 from nanodepth.presets import PRESETS
-from settings import show
 
 
 def shape(preset, name="gpt", **flags):
@@ -36,46 +35,6 @@ def count(model):
     ("mudd-797m-deep", "gpt", {}, 797e6, 0.005), ("mudd-1.34b-deep", "gpt", {}, 1.34e9, 0.005)])    # by their names
 def test_parameters_of_the_papers(preset, name, flags, want, precision):
     assert abs(count(shape(preset, name, **flags)) - want) <= precision * want
-
-
-@pytest.mark.parametrize("preset, name, options, extra", [
-    ("exo-450m", "exoformer", dict(granularity="elementwise"), lambda L, d, h: 4 * d * d + 8 * L * d + 4 * d // h),
-    ("exo-1b", "exoformer", dict(granularity="headwise"), lambda L, d, h: 4 * d * d + 8 * L * h + 4 * d // h),
-    ("exo-1b", "exoformer", dict(granularity="scalar"), lambda L, d, h: 4 * d * d + 8 * L + 4 * d // h),
-    ("exo-1b", "exoformer_dynamic", dict(granularity="headwise"),
-     lambda L, d, h: 4 * d * d + 8 * L * h + 4 * d // h + (16 * d + 16 * 8 + 8) * L),
-    ("exo-450m", "nuresformer", {}, lambda L, d, h: 8 * (L - 1) * d + 4 * d // h),          # but the first; four norms
-    ("sat-1.3b", "satformer", {}, lambda L, d, h: (L - 1) * d * h),
-    ("sat-1.3b", "satformer", dict(last_k=3), lambda L, d, h: 3 * d * h),
-    ("sat-130m", "resformer", dict(value_mix="plus"), lambda L, d, h: 2 * (L - 1) + 1),
-    ("sat-130m", "resformer", dict(value_mix="learnable"), lambda L, d, h: 2 * (L - 1)),
-    ("sat-130m", "resformer", dict(value_mix="identity"), lambda L, d, h: 0),
-    ("sat-130m", "attnres", {}, lambda L, d, h: 2 * L * d),                     # (2L + 1) d, the first query is missing
-    ("sat-130m", "attnres_block", {}, lambda L, d, h: 2 * L * d)], ids=lambda x: None if callable(x) else show(x))
-def test_extra_parameters(preset, name, options, extra):
-    """Beyond gpt's by the formulas of arXiv:2601.08131, 2605.03953 and 2603.15031."""
-    L, d, h = (PRESETS[preset][key] for key in ("n_layer", "d_model", "n_head"))
-    assert count(shape(preset, name, **options)) - count(shape(preset)) == extra(L, d, h)
-
-
-@pytest.mark.parametrize("L, d, f, percent",
-                         [(24, 2048, 5632, 0.22), (42, 1536, 4096, 0.49), (32, 2560, 6912, 0.23),
-                          (32, 4096, 11008, 0.14)])
-def test_muddformer_extra_parameters(L, d, f, percent):
-    """arXiv:2502.12170, table 1 (1.4B, 1.34B, 2.8B, 6.9B): (L + 3) / (6 d) of 12 L d^2, what K hidden units make.
-
-    The released code has the next multiple of 64 beyond K, and of 4 K after the last block.
-    """
-    size = dict(n_layer=L, d_model=d, n_head=d // 64, d_ff=f, vocab_size=64)
-    with torch.device("meta"):
-        base, mudd = (models.build(name, **size, **more) for name, more in (
-            ("gpt", {}), ("muddformer_ablations", dict(ffn_realloc=False))))
-    K = [4 * (i + 1) for i in range(1, L)] + [L + 1]
-    hidden = [64 * (4 * (i + 1) // 64 + 1) for i in range(1, L + 1)]
-    norms = 2 * d * L                                                           # separate norms of q, k and v
-    assert count(mudd) - count(base) == sum(h * (d + k) + k for k, h in zip(K, hidden)) + norms
-    assert abs(100 * (L + 3) / (6 * d) - percent) < 0.005
-    assert abs(sum(d * k + k * k + k for k in K) / (12 * L * d * d) / ((L + 3) / (6 * d)) - 1) < 0.05
 
 
 PAPERS = {   # tokens, steps, tokens per step, warm-up, peak rates (of Muon and) of AdamW

@@ -4,7 +4,6 @@ import difflib
 import re
 import runpy
 from dataclasses import fields
-from pathlib import Path
 
 import settings
 import torch
@@ -13,8 +12,8 @@ import models
 import muon
 import train
 from nanodepth.presets import PRESETS
+from small import ROOT
 
-ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 DOCS = {path.stem: path.read_text() for path in (ROOT / "docs").glob("*.md")}
 ROWS = re.findall(r"^\| `(\w+)` \| .*\[\d{4}\.\d{5}\]\(", README, re.M)

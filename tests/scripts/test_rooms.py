@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -14,8 +13,8 @@ import models
 import nanodepth
 import probes
 from nanodepth.cli import UserError
+from small import ROOT
 
-ROOT = Path(__file__).parents[2]
 SCRIPTS = {path.stem for path in ROOT.glob("*.py")} - {"muon"}
 OURS = {"models", "nanodepth", "probes", "muon"} | SCRIPTS
 MAY_NAME_MODELS = {"presets", "layouts", "test_presets",             # papers' tables, layouts of published checkpoints
@@ -145,12 +144,3 @@ def test_what_a_model_file_must_have(text, said):
     exec(f"from dataclasses import dataclass\n{text}", vars(file))
     wrong = models.defect(file)
     assert wrong is said or wrong.startswith(said) and "\n" not in wrong
-
-
-@pytest.mark.parametrize("options, said", [
-    (dict(nothing=1), "gpt has no option nothing"), (dict(n_layer="2"), "n_layer must be int, not '2'"),
-    (dict(norm_eps=-1.0), "norm_eps must be at least 0 and"),
-    (dict(rope_theta=float("nan")), "rope_theta must be .* not nan")])
-def test_build_names_what_is_wrong(options, said):
-    with pytest.raises(ValueError, match=said):
-        models.build("gpt", **options)

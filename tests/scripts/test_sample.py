@@ -104,15 +104,3 @@ def test_a_reader_that_leaves(whole):
     done = subprocess.run(f"{shlex.join(command('sample.py', whole))} --n 3 --max_new_tokens 9 | true", shell=True,
                           capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-@pytest.mark.parametrize("words, said", [
-    (["--top_p", 0], "--top_p must lie above 0"), (["--top_p", 1.5], "--top_p must lie above 0"),
-    (["--temperature", "nan"], "--temperature must be at least 0 and finite, not nan"),
-    (["--n", 2 ** 63], "--n must be at least 1 and finite"), (["--top_k", 0], "--top_k must be at least 1"),
-    (["--file", "nowhere", "--max_new_tokens", 9], "nowhere: No such file"),
-    (["--file", "nowhere", "--prompt", "a"], "two prompts"),
-    (["--num_samples", 3], "did you mean --n?"), (["--start", "a"], "did you mean --prompt?")])
-def test_mistakes(words, said, whole, scripts):
-    done = scripts.run("sample.py", whole, *words)
-    assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr

@@ -17,10 +17,6 @@ compare = pytest.importorskip("compare")         # a copy of the repository may 
 THREE = {"gpt": {0: 4.0, 1: 4.3, 2: 4.2}, "one": {0: 3.9, 1: 4.25, 2: 4.0}, "two": {0: 4.1, 1: 4.2, 2: 4.3}}
 
 
-def cells(table, row):
-    return [cell.strip() for cell in table.splitlines()[2 + row].split("|")[1:-1]]
-
-
 def test_noise_is_that_of_a_randomised_block_design():
     table = [list(at.values()) for at in THREE.values()]
     rest = [x - statistics.mean(row) - statistics.mean(column) + statistics.mean(sum(table, []))
@@ -30,6 +26,7 @@ def test_noise_is_that_of_a_randomised_block_design():
     value, half = compare.difference(THREE, "one", "gpt")
     assert value == pytest.approx(-0.35 / 3) and half == pytest.approx(2.776 * sd * math.sqrt(2 / 3))
     assert compare.gap(THREE, "one") == (f"{value:+.4f} ± {half:.4f}", -1 if abs(value) > half else 0)
+    assert compare.gap({"gpt": {0: 4.0}, "one": {0: 3.9}}, "one") == ("-0.1000", None)
     losses = THREE | {"four": {7: 3.8}, "five": {8: 3.9}}                   # no run beside them, so no difference
     assert compare.difference(losses, "four", "gpt") == compare.difference(losses, "four", "five") == (None, None)
     assert compare.gap(losses, "four") == compare.gap(losses, "gpt") == ("", None)
@@ -50,12 +47,6 @@ def test_a_seed_of_two_systems_tells_something_of_the_third():
     losses["three"] = {0: 3.8}                      # one run: its mean takes it, yet its difference has an interval
     assert compare.noise(losses) == (pytest.approx(sd), 3)
     assert compare.difference(losses, "three", "gpt")[1] > 3.182 * sd
-
-
-def test_signs_and_one_seed():
-    losses = {"gpt": {0: 4.0, 1: 4.1}, "low": {0: 3.0, 1: 3.101}, "high": {0: 5.0, 1: 5.1}}
-    assert [compare.gap(losses, name)[1] for name in ("low", "high")] == [-1, 1]
-    assert compare.gap({"gpt": {0: 4.0}, "one": {0: 3.9}}, "one") == ("-0.1000", None)
 
 
 def test_pages_are_those_of_their_runs():
@@ -113,7 +104,7 @@ def test_the_queue(data, tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     compare.main()
     tables = capsys.readouterr().out.split("steps\n\n")[1:]
-    assert cells(tables[1], 1)[:4] == [f"`{other}`", "2", "2.5500", "-1.0000 ± 0.0000"]
+    assert f"\n| `{other}` | 2 | 2.5500 | -1.0000 ± 0.0000 |" in tables[1]
     with pytest.raises(SystemExit):
         monkeypatch.setattr(sys, "argv", ["compare.py", str(tmp_path / "nowhere")])
         compare.main()

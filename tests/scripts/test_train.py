@@ -114,22 +114,27 @@ def test_a_loss_that_is_not_finite_stops_the_run(data, tmp_path, monkeypatch, ca
     assert [row["loss"] for row in rows(tmp_path / "b", "val")] == [1.0, None]      # JSON has no nan
 
 
-def test_full_disk_keeps_the_old_checkpoint(data, tmp_path):
-    """With a limit on file sizes in place of a full disk: the log fits, the checkpoint does not."""
+def test_full_disk_keeps_the_old_checkpoint(data, whole, tmp_path, monkeypatch, capsys):
+    """With a limit on file sizes in place of a full disk: the log fits, the checkpoint does not. Then with one that is
+    full for a while: the run goes on, and its end is the same."""
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
-    out, old = tmp_path / "run", tmp_path / "old"
+    out, kept = tmp_path / "run", []
     done = process(command("train.py", *flags(**SMALL, data=data, out=out)), preexec_fn=limit)
     assert done.returncode == 1 and "Traceback" not in done.stderr and "could not be written" in done.stdout
     assert not list(out.glob("ckpt*")) and len(rows(out)) == 40
 
-    def broken(f):
-        f.write(b"half")
-        raise OSError(28, "No space left on device")
-    old.write_text("whole")
-    with pytest.raises(OSError):
-        runs.write_atomically(old, broken)
-    assert old.read_text() == "whole" and sorted(tmp_path.iterdir()) == [old, out]
+    def save(state, f, real=torch.save):
+        if 10 < state["step"] < 30:
+            f.write(b"half")
+            kept.append(runs.read_checkpoint(tmp_path / "b")["step"])
+            raise OSError(28, "No space left on device")
+        real(state, f)
+    monkeypatch.setattr(torch, "save", save)
+    assert inside(*flags(**SMALL, data=data, out=tmp_path / "b")) == 0 and kept == [10, 10, 10]
+    assert capsys.readouterr().out.count("(is the disk full? [Errno 28] No space left on device); ") == 3
+    assert_same_run(tmp_path / "b", whole)
+    assert not list((tmp_path / "b").glob("*.tmp"))
 
 
 def test_what_must_not_change_the_losses(data, whole, tmp_path, capsys):
@@ -182,9 +187,9 @@ def test_two_ranks_see_the_same_batch(data, tmp_path, more):
     assert done.returncode == 0 and "ddp_graphs" not in done.stderr, done.stderr
     assert "FutureWarning" not in done.stderr, done.stderr
     assert inside(*flags(**small, data=data, out=tmp_path / "one")) == 0
-    for kind, other in dict(train="grad_norm", val="bpb").items():
+    for kind, names in dict(train=["loss", "grad_norm"], val=["loss", "bpb", "eval_tokens"]).items():
         for a, b in zip(rows(tmp_path / "one", kind), rows(tmp_path / "two", kind), strict=True):
-            near([b["loss"], b[other]], [a["loss"], a[other]], times=16 * (1 + a["step"]))
+            near([b[name] for name in names], [a[name] for name in names], times=16 * (1 + a["step"]))
 
 
 def test_a_folder_without_a_checkpoint_is_taken_over(data, tmp_path, monkeypatch, capsys):
@@ -199,6 +204,7 @@ def test_a_folder_without_a_checkpoint_is_taken_over(data, tmp_path, monkeypatch
     held = runs.lock(tmp_path / "a")
     with pytest.raises(cli.UserError, match="in use by another process"):
         inside(*words)
+    assert (tmp_path / "a" / "ckpt.pt.tmp").exists()                        # the lock comes before the cleaning
     held.close()
 
     def no_locks(*_):

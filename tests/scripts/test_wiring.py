@@ -88,17 +88,6 @@ def test_the_seed_is_of_batches_and_of_weights(data):
     assert torch.equal(a, b) and not torch.equal(a, c)
 
 
-def test_ranks_share_the_validation(data):
-    options, folder, four = train.Options(batch_tokens=128, seq_len=16), Data(data), torch.nn.Linear(1, 1)
-    four.micro_tokens = 64
-
-    def scored(rank, world):
-        batches = Batches(folder, options, SimpleNamespace(rank=rank, world=world, device=CPU), four)
-        return sorted(tuple(row) for _, targets in batches.val(400) for row in targets.tolist() if max(row) >= 0)
-
-    assert len(scored(0, 1)) == 25 and sorted(scored(0, 2) + scored(1, 2)) == scored(0, 1)
-
-
 def test_bits_per_byte_are_of_the_text():
     """By a loop over the targets. Those of no bytes (id 4) count for loss and ppl alone, padding (-1) for nothing."""
     torch.manual_seed(0)

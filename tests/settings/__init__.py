@@ -6,7 +6,6 @@ BAD       dicts of options that Config refuses
 MUON      names of the matrices that gpt.py does not have and Muon trains, without the numbers of layers
 MIXES     the same of what has the rate mix_lr
 ROUNDING  largest difference that a later token may make to earlier logits in float64; without it none, in fp32
-CHANGED   (text, its replacement) in the model's file, which then has another mechanism: for test_own_model.py
 LINES     most lines of code that may differ from the parent, if not 55 (core) or 120 (models/more/)
 SHALLOW   layers of the model that test_compile.py compiles, if not 2
 NO_DEPTH_MATRIX  True where what a sublayer reads is no weighted sum of outputs

@@ -3,4 +3,3 @@ CASES = [dict(block_size=1), dict(block_size=2, gate="headwise"), dict(block_siz
 NEUTRAL = [dict(block_size=1), dict(block_size=4), dict(block_size=9)]
 BAD = [dict(block_size=0)]
 MIXES = {"depth_attention.query"}
-CHANGED = ("dim=-1).softmax(-1)", "dim=-1).mul(2).softmax(-1)")

@@ -4,4 +4,3 @@ NEUTRAL = [dict(), dict(granularity="scalar", norms="none")]
 BAD = [dict(gate="headwise"), dict(granularity="x"), dict(norms="v")]
 MUON = {"anchor.weight"}
 MIXES = {f"blocks.attn.{w}.lambda_{kind}" for w in ("wq", "wk", "wv", "gate") for kind in ("anchor", "self")}
-CHANGED = ("self.lambda_anchor.type_as(x)", "self.lambda_anchor.tanh().type_as(x)")

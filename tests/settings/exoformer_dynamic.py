@@ -4,4 +4,3 @@ NEUTRAL = [dict(), dict(granularity="headwise", norms="qk")]
 BAD = [dict(gate="none"), dict(granularity="x")]
 MUON = {"anchor.weight", "blocks.attn.gamma.mix_in.weight", "blocks.attn.gamma.mix_out.weight"}
 MIXES = {f"blocks.attn.{w}.lambda_{kind}" for w in ("wq", "wk", "wv", "gate") for kind in ("anchor", "self")}
-CHANGED = (".sigmoid().unflatten(-1, (4, 2))", ".tanh().unflatten(-1, (4, 2))")

@@ -6,4 +6,3 @@ BAD = [dict(router="x"), dict(top_k=0), dict(n_expert=4, top_k=5), dict(n_expert
 MUON = {f"blocks.mlp.experts.{key}.weight" for key in ("w_gate", "w_up", "w_down")}
 MIXES = {"blocks.mlp.gamma", "blocks.mlp.router.weight"}
 ROUNDING = 1e-12                # of causality: a token more or less gives the experts other numbers of rows
-CHANGED = ("s.norm(dim=-1, keepdim=True)", "s.abs().sum(-1, keepdim=True)")

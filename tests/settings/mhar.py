@@ -2,5 +2,4 @@
 CASES = [dict(n_depth_head=1), dict(n_depth_head=4, gate="headwise")]
 BAD = [dict(n_depth_head=0), dict(n_depth_head=3)]
 MIXES = {"depth_attention.query"}
-CHANGED = ("dim=-1).softmax(-1)", "dim=-1).mul(2).softmax(-1)")
 NO_DEPTH_MATRIX = True          # its weights act on slices of channels

@@ -7,4 +7,3 @@ NEUTRAL = [dict(ffn_realloc=False, **options) for options in (
 BAD = [dict(n_layer=1), dict(streams="x"), dict(streams=""), dict(multiway=False, streams="q"), dict(period=0),
        dict(dilation=-1), dict(window=-1), dict(last_k=-1), dict(last_k=4)]
 MIXES = {"aggregate.a", "aggregate.w1.weight", "aggregate.w2.weight"}
-CHANGED = ("F.gelu(self.w1(", "F.silu(self.w1(")

@@ -5,4 +5,3 @@ BAD = [dict(router="x"), dict(top_k=0), dict(n_expert=4, top_k=5), dict(balance_
 MUON = {f"blocks.mlp.experts.{key}.weight" for key in ("w_gate", "w_up", "w_down")}
 MIXES = {"blocks.mlp.router.weight", "aggregate.a", "aggregate.w1.weight", "aggregate.w2.weight"}
 ROUNDING = 1e-12                # of causality: a token more or less gives the experts other numbers of rows
-CHANGED = ("F.gelu(self.w1(", "F.silu(self.w1(")

@@ -3,4 +3,3 @@ CASES = [dict(granularity="headwise", norms="none"), dict(granularity="scalar", 
 NEUTRAL = [dict(), dict(granularity="headwise", norms="none")]
 BAD = [dict(gate="none"), dict(norms="x"), dict(n_layer=1)]
 MIXES = {f"blocks.attn.{w}.lambda_{kind}" for w in ("wq", "wk", "wv", "gate") for kind in ("anchor", "self")}
-CHANGED = ("self.lambda_anchor.type_as(x)", "self.lambda_anchor.tanh().type_as(x)")

@@ -3,4 +3,3 @@ CASES = [dict(value_mix="identity", gate="elementwise"), dict(value_mix="learnab
 NEUTRAL = [dict(value_mix="learnable"), dict(value_mix="plus", gate="elementwise")]
 BAD = [dict(value_mix="constant"), dict(last_k=3)]
 MIXES = {"value_mix.logits", "value_mix.lambda2", "value_mix.scale"}
-CHANGED = ("self.logits.softmax(0)", "self.logits.sigmoid()")

@@ -7,4 +7,3 @@ BAD = [dict(n_sim=0), dict(d_sim=6), dict(d_sim=9), dict(kernel=4), dict(kernel=
 MUON = {f"blocks.attn.sim_{s}.1.{part}.weight" for s in "qk" for part in ("expand", "refine")}
 MIXES = {f"blocks.attn.sim_{s}.{part}.{kind}" for s in ("q.0", "k.0", "v") for part in ("expand", "refine")
          for kind in ("weight", "bias")}
-CHANGED = ("self.refine(F.relu(y))", "self.refine(F.silu(y))")

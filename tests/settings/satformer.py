@@ -3,4 +3,3 @@ CASES = [dict(value_act="softmax_sigmoid", last_k=1), dict(value_act="tanh")]
 NEUTRAL = [dict(value_act="relu"), dict(value_act="tanh"), dict(value_act="identity")]
 BAD = [dict(value_act="x"), dict(last_k=0)]
 MUON = {"blocks.attn.value_gate.weight"}
-CHANGED = ("self.acts[self.act](z)", "(2 * self.acts[self.act](z))")

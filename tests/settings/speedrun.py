@@ -5,4 +5,3 @@ NEUTRAL = [dict(), dict(skip="backout", tie_embeddings=True), dict(n_layer=4, ga
 BAD = [dict(skip="x"), dict(n_layer=1), dict(skip="backout", n_layer=2)]
 MUON = {"blocks.attn.value_gate.weight"}
 MIXES = {"resid", "x0", "skips"}
-CHANGED = ("2 * self.value_gate", "3 * self.value_gate")
