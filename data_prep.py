@@ -219,13 +219,10 @@ def parse(argv):
 def main(argv):
     prepare, args = parse(argv)
     began = time.perf_counter()
-    meta = prepare(**args)
-    for split, n in meta["splits"].items():
-        size = "bytes unknown" if n["bytes"] is None else (
-            f"{n['bytes']:,} bytes, {n['bytes'] / n['tokens']:.2f} bytes per token")
-        print(f"{split:5}  {n['documents']:,} documents, {n['tokens']:,} tokens, {size}")
-    print(f"{meta['source']}: {meta['tokenizer']} tokens, vocabulary {meta['vocab_size']:,}, "
-          f"{time.perf_counter() - began:.1f} s")
+    prepare(**args)
+    data = Data(os.path.expanduser(args["out"]), checked=())
+    print(f"{data.path}: {data.n_train:,} training tokens, {data.n_val:,} for validation, {data.tokenizer} tokens, "
+          f"vocabulary {data.vocab_size:,}, {time.perf_counter() - began:.1f} s")
     print(f"next: {shell('train.py', '--data', args['out'])}")
     return 0
 

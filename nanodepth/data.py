@@ -60,9 +60,6 @@ class Data:
         self.read_meta()
         recorded = self.meta.get("shards")
         found = sorted(p.name for p in path.iterdir() if split_of(p.name))
-        if recorded is None and list(path.glob("*.part")):
-            raise UserError(f"{path}: unfinished download: run python data_prep.py fineweb-edu again, "
-                            "it continues where it stopped")
         if recorded is not None and (different := sorted(set(recorded) ^ set(found))):
             here, there = ("meta.json", "the folder") if different[0] in recorded else ("the folder", "meta.json")
             raise UserError(f"{path}/{different[0]}: is in {here} but not in {there}: "

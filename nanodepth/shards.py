@@ -56,21 +56,17 @@ class Writer:
 
 
 def finish_folder(folder, tokenizer, widths, writers, source):
-    """Writes the tokens that the {split: Writer} of a data folder still keep, and meta.json; returns its dict."""
+    """Writes the tokens that the {split: Writer} of a data folder still keep, token_bytes.npy and last, to complete the
+    folder, meta.json; returns its dict.
+    """
     shards, splits = {}, {}
     for split, writer in writers.items():
         while writer.fill:
             writer.flush()
         shards |= writer.shards
         splits[split] = {"tokens": writer.tokens, "bytes": writer.bytes, "documents": writer.documents}
-    return write_meta(folder, tokenizer, len(widths), widths, splits, shards, source)
-
-
-def write_meta(folder, tokenizer, vocab_size, widths, splits, shards, source):
-    """Writes token_bytes.npy (unless widths is None) and last, to complete the folder, meta.json; returns its dict."""
-    meta = {"version": 1, "source": source, "tokenizer": tokenizer, "vocab_size": vocab_size, "splits": splits,
+    meta = {"version": 1, "source": source, "tokenizer": tokenizer, "vocab_size": len(widths), "splits": splits,
             "shards": shards}
-    if widths is not None:
-        np.save(folder / "token_bytes.npy", widths)
+    np.save(folder / "token_bytes.npy", widths)
     write_text(folder / "meta.json", json.dumps(meta, indent=1) + "\n")
     return meta
