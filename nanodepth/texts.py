@@ -66,8 +66,8 @@ def kind_of(file):
 def documents(files, field="text", label="reading"):
     """Yields the text of each document in files of KINDS, in order.
 
-    field: which field of .jsonl and .parquet has the text; "a.b" is the field b of the field a. Skips rows whose text
-    is empty or null, and prints how many. UserError with file and line if something cannot be read.
+    field: which field of .jsonl and .parquet has the text. Skips rows whose text is empty or null, and prints how many.
+    UserError with file and line if something cannot be read.
     """
     n_empty, files = 0, [str(file) for file in files]
     total = sum(map(os.path.getsize, files))
@@ -134,26 +134,17 @@ def text_documents(disk, field):
         yield "".join(lines)
 
 
-def text_in(row, field):
-    """The text in a field of a row (a dict), or None for null. KeyError or TypeError if it has no text."""
-    for name in [field] if field in row else field.split("."):
-        row = None if row is None else row[name]
-    if not isinstance(row, str | None):
-        raise TypeError
-    return row
-
-
 def jsonl_documents(disk, field):
     """Documents of a .jsonl file, one object per line; blank lines do not count."""
     for i, line in lines_of(disk):
         if not line.strip():
             continue
         try:
-            text = text_in(json.loads(line), field) or ""
-        except (ValueError, KeyError, TypeError) as e:
+            text = (json.loads(line)[field] or "").encode("utf-8", "replace")       # half a surrogate pair becomes ?
+        except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise UserError(f"{disk.name}:{i}: not a JSON object with text in the field {field!r} "
                             f"({type(e).__name__}): correct the line or name the --field") from None
-        yield text.encode("utf-8", "replace").decode()                  # half a surrogate pair becomes ?
+        yield text.decode()
 
 
 def parquet_documents(disk, field):
@@ -162,11 +153,11 @@ def parquet_documents(disk, field):
     try:
         table = pyarrow.parquet.ParquetFile(disk, pre_buffer=False, buffer_size=2**20)      # not by whole row groups
         for rows in table.iter_batches(256, columns=[field]):
-            try:
-                yield from [text_in(row, field) for row in rows.to_pylist()]
-            except (KeyError, TypeError):
+            texts = rows.column(0).to_pylist() if rows.num_columns else [0]
+            if not all(isinstance(text, str | None) for text in texts):
                 there = ", ".join(f"{column.name!r} ({column.type})" for column in table.schema_arrow)
-                raise UserError(f"{disk.name}: no column {field!r} with text: name one with --field: {there}") from None
+                raise UserError(f"{disk.name}: no column {field!r} with text: name one with --field: {there}")
+            yield from texts
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as e:
         raise UserError(f"{disk.name}: broken or truncated ({one_line(e)})") from None
 
