@@ -153,8 +153,8 @@ def parquet_documents(disk, field):
     try:
         table = pyarrow.parquet.ParquetFile(disk, pre_buffer=False, buffer_size=2**20)      # not by whole row groups
         for rows in table.iter_batches(256, columns=[field]):
-            texts = rows.column(0).to_pylist() if rows.num_columns else [0]
-            if not all(isinstance(text, str | None) for text in texts):
+            texts = [text for column in rows.columns for text in column.to_pylist()]
+            if not (rows.columns and all(isinstance(text, str | None) for text in texts)):
                 there = ", ".join(f"{column.name!r} ({column.type})" for column in table.schema_arrow)
                 raise UserError(f"{disk.name}: no column {field!r} with text: name one with --field: {there}")
             yield from texts
