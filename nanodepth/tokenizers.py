@@ -1,8 +1,6 @@
 """Tokenizers: GPT-2's, bytes, a file of merge ranks, a run's own."""
 import base64
 import os
-import re
-from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,24 +12,9 @@ from nanodepth.data import MAX_VOCAB
 EOT = "<|endoftext|>"
 # GPT-2's pattern: contractions, words, numbers, punctuation, white space; a leading space goes with the word
 SPLIT_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
-# A run of white space before a word. tiktoken's regex fails at a million. Rust's \s is Python's without \x1c-\x1f.
-SPACES = re.compile(r"(?<![^\S\x1c-\x1f])[^\S\x1c-\x1f]{500000,}(?=[\S\x1c-\x1f])")
 
 
-def pieces(text):
-    """The text in pieces with the same tokens as the whole: a long run of spaces is cut before its last one."""
-    cuts = [run.end() - 1 for run in SPACES.finditer(text)] if len(text) > 500_000 else []
-    return [text[a:b] for a, b in pairwise([0, *cuts, len(text)])]
-
-
-class Tokenizer(tiktoken.Encoding):
-    """tiktoken's, but without an error for a million spaces in a row."""
-
-    def encode_ordinary(self, text):
-        return list(chain.from_iterable(map(super().encode_ordinary, pieces(text))))
-
-
-def load_tokenizer(name) -> Tokenizer:
+def load_tokenizer(name) -> tiktoken.Encoding:
     """The tokenizer `gpt2`, `byte` (ids are byte values; 256 is end-of-text), or that of a file of merge ranks.
 
     The file has a line `BASE64 RANK` per token (tiktoken's format). Its end-of-text id is the number of ranks, and text
@@ -49,7 +32,7 @@ def load_tokenizer(name) -> Tokenizer:
                             "--tokenizer byte") from None
     else:
         ranks = read_ranks(name)
-    return Tokenizer(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={EOT: len(ranks)})
+    return tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={EOT: len(ranks)})
 
 
 def read_ranks(name) -> dict:
@@ -123,7 +106,7 @@ def train_bpe(texts, n_vocab: int, path):
                         f"{MAX_VOCAB} (uint16)")
     import rustbpe
     learner = rustbpe.Tokenizer()
-    learner.train_from_iterator((piece for text in texts for piece in pieces(text)), n_vocab - 1, pattern=SPLIT_PATTERN)
+    learner.train_from_iterator(texts, n_vocab - 1, pattern=SPLIT_PATTERN)
     ranks = sorted(learner.get_mergeable_ranks(), key=lambda pair: pair[1])
     if len(ranks) < n_vocab - 1:
         raise UserError(f"a vocabulary of {n_vocab:,} cannot be learnt from so little text: at most {len(ranks) + 1:,}")
