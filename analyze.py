@@ -62,8 +62,9 @@ def compare(args):
     table = curves.table(rows, baseline)
     runs.write_text(args.out / "curves.json", runs.to_json(rows, indent=1))
     runs.write_text(args.out / "curves.md", table)
-    drawn = save({"curves": lambda: pictures.draw_curves(rows, systems, baseline)}, args.out)
-    print(table, drawn, sep="", end="")
+    print(table, end="")
+    pictures.draw_curves(rows, systems, baseline).savefig(args.out / "curves.png", dpi=130)
+    print(args.out / "curves.png")
 
 
 # ---------------------------------------------------------------------------------------------------------------- probe
@@ -93,8 +94,10 @@ def probe(args):
     args.out.mkdir(parents=True, exist_ok=True)
     for name, numbers in found.items():
         runs.write_text(args.out / f"{name}.json", runs.to_json(numbers))
-    print(save({"layers": lambda: pictures.draw_layers(found), "depth": lambda: pictures.draw_depth(found)}, args.out),
-          end="")
+    for name, draw in (("layers", pictures.draw_layers), ("depth", pictures.draw_depth)):
+        if fig := draw(found):
+            fig.savefig(args.out / f"{name}.png", dpi=130)
+            print(args.out / f"{name}.png")
 
 
 def measure(run, args, device):
@@ -116,16 +119,7 @@ def measure(run, args, device):
     return {"run": str(run), "model": config["model"], "step": runs.read_checkpoint(run)["step"], **numbers}
 
 
-# ------------------------------------------------------------------------------------------------------------ the files
-
-
-def save(figures, out):
-    """Writes the pictures, or says what is missing; returns their paths, one a line."""
-    try:
-        return "".join(f"{path}\n" for path in pictures.save(figures, out))
-    except ImportError:
-        note("no pictures, only numbers: they need matplotlib: pip install matplotlib")
-        return ""
+# --------------------------------------------------------------------------------------------------------- command line
 
 
 def parse(argv):

@@ -20,19 +20,6 @@ LAYERS = {                                                                      
 STREAMS = {"q": "queries", "k": "keys", "v": "values", "g": "gates"}
 
 
-def save(figures, out):
-    """Writes {name: function that returns a figure, or None} as PNG files to the folder `out`; yields their paths.
-
-    ImportError without matplotlib, before the first.
-    """
-    import matplotlib.figure  # noqa: F401
-    for name, draw in figures.items():
-        fig = draw()
-        if fig is not None:
-            fig.savefig(out / f"{name}.png", dpi=130)
-            yield out / f"{name}.png"
-
-
 # -------------------------------------------------------------------------------------------------------- parts of them
 
 

@@ -98,7 +98,7 @@ def main():
     for page, parts in tables(runs).items():
         fill(page, **parts)
     strong, plain = groups(runs, kind="main"), plain_groups(runs)
-    list(pictures.save({"curves": lambda: curves_picture(strong, plain)}, HERE))
+    curves_picture(strong, plain).savefig(HERE / "curves.png", dpi=130)
 
 
 if __name__ == "__main__":

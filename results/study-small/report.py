@@ -51,7 +51,7 @@ def main():
     rows = curves.summarise(final, "gpt")
     best = sorted((name for name in rows if name != "gpt"), key=lambda name: rows[name]["loss"])[:8]
     shown = {name: rows[name] for name in ("gpt", *best)}
-    list(pictures.save({"curves": lambda: pictures.draw_curves(shown, final, "gpt")}, HERE))
+    pictures.draw_curves(shown, final, "gpt").savefig(HERE / "curves.png", dpi=130)
 
 
 if __name__ == "__main__":

@@ -177,7 +177,8 @@ def main():
             fill(folder / page, **parts)
     if folder == HERE:
         README.write_text(front(README.read_text(), at, speeds(folder)))
-    list(pictures.save({"leads": lambda: leads_picture(at)}, folder))
+    if fig := leads_picture(at):
+        fig.savefig(folder / "leads.png", dpi=130)
 
 
 if __name__ == "__main__":

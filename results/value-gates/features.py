@@ -31,7 +31,7 @@ import publish  # noqa: E402
 
 from nanodepth import runs  # noqa: E402
 from nanodepth.cli import run_script  # noqa: E402
-from nanodepth.pictures import figure, over_layers, save  # noqa: E402
+from nanodepth.pictures import figure, over_layers  # noqa: E402
 from nanodepth.data import run_data  # noqa: E402
 from nanodepth.tokenizers import run_tokenizer  # noqa: E402
 from probes import watch  # noqa: E402
@@ -194,7 +194,7 @@ def main(argv):
     if any("by_feature" in numbers for numbers in found.values()):
         args.out.mkdir(parents=True, exist_ok=True)
         try:
-            list(save({"gates": lambda: picture(found)}, args.out))
+            picture(found).savefig(args.out / "gates.png", dpi=130)
         except ImportError:
             print("no picture without matplotlib", file=sys.stderr)
 
