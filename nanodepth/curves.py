@@ -138,19 +138,6 @@ def t95(degrees):
     return T95[degrees - 1] if degrees <= len(T95) else 1.96 + 2.4 / degrees
 
 
-def tokens_needed(ends, loss):
-    """How many tokens a baseline needs to end with this loss; None outside of the measured lengths.
-
-    ends: [(tokens, final loss)] of baseline runs of several lengths, each with a complete schedule. Between two lengths
-    the loss is linear in log(tokens). If it crosses several times, the first counts.
-    """
-    points = [(math.log(tokens), y) for tokens, y in sorted(ends) if math.isfinite(y)]
-    if points and points[0][1] == loss:
-        return math.exp(points[0][0])
-    at = crossing(points, loss)
-    return None if at is None else math.exp(at)
-
-
 # --------------------------------------------------------------------------------------------------------------- tables
 
 

@@ -5,6 +5,7 @@ and two columns in the repository's README. Draws leads.png. --results names ano
 The time of a step comes from speed.csv, if it exists, measured on an idle machine: the runs shared theirs.
 """
 import argparse
+import math
 import re
 import runpy
 import sys
@@ -57,7 +58,7 @@ def leads_table(at, speed):
     (known, loss), rows = ends[-2:][0], []
     for name, points in sorted(leads(each).items(), key=lambda item: (-item[1][-1][0], item[1][-1][1])):
         lead = difference(each[known], name, "gpt")[0]
-        needed = None if lead is None else curves.tokens_needed(ends, loss + lead)
+        needed = None if lead is None else tokens_needed(ends, loss + lead)
         ratio, time = needed and needed / known, 1 / speed[name] if name in speed else None
         rows.append([f"`{name}`", f"{parameters(name):,}", *(gap(some, name)[0] for some in each.values()),
                      str(len(at[max(at)].get(name, ()))), gap(final(at[max(at)]), name)[0],
@@ -66,6 +67,18 @@ def leads_table(at, speed):
     return markdown(["system", "parameters", *(f"at {size}" for size in sizes), f"seeds at {sizes[-1]}",
                      f"all targets, at {sizes[-1]}", f"gpt's tokens at {known / 1e6:.1f}M", "time of a step (CPU)",
                      "tokens over time"], rows)
+
+
+def tokens_needed(ends, loss):
+    """How many tokens gpt needs to end with this loss; None outside of its lengths. ends: [(tokens, final loss)].
+
+    Between two lengths the loss is linear in log(tokens). If it crosses several times, the first counts.
+    """
+    points = [(math.log(tokens), y) for tokens, y in sorted(ends) if math.isfinite(y)]
+    if points and points[0][1] == loss:
+        return math.exp(points[0][0])
+    at = curves.crossing(points, loss)
+    return None if at is None else math.exp(at)
 
 
 def along(each):
