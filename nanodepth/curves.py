@@ -1,7 +1,6 @@
 """Groups runs into systems, and compares the systems' losses. The runs of one system differ only in their seed."""
 import json
 import math
-from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median, mode, stdev
 
@@ -106,14 +105,6 @@ def end(some):
     return last, mean(rows[last] for rows in at)
 
 
-def crossing(points, level):
-    """The x where a curve [(x, y)] first falls to a level, with straight lines between its points; None if nowhere."""
-    for (x0, y0), (x1, y1) in pairwise(points):
-        if y1 <= level < y0:
-            return x0 + (x1 - x0) * (y0 - level) / (y0 - y1)
-    return None
-
-
 def gaps(some, base, tokens):
     """Losses after `tokens` tokens, minus those of the run in `base` with the same seed and so the same batches."""
     at = [{run["seed"]: row["loss"] for run in group for row in run["val"] if row["tokens"] == tokens}
@@ -143,42 +134,35 @@ def t95(degrees):
 
 def summarise(groups, baseline):
     """{name: row of the table} for systems(), the baseline first, at the last validation that all seeds have."""
-    rows, level = {}, end(groups[baseline])
-    on_curve = level == curve(groups[baseline])[-1]             # else the baseline's last loss scores other tokens
+    rows, (length, _) = {}, end(groups[baseline])
     for name, some in {baseline: groups[baseline], **groups}.items():
-        points, (tokens, loss) = curve(some), end(some)
+        tokens, loss = end(some)
         ends = [row["loss"] for run in some for row in run["val"] if row["tokens"] == tokens]
-        gap, half = interval(gaps(some, groups[baseline], tokens)) if tokens == level[0] else (None, None)
+        gap, half = interval(gaps(some, groups[baseline], tokens)) if tokens == length else (None, None)
         peaks = [max(row.get("peak_bytes", 0) for row in run["val"]) for run in some]
         speeds = [median(row["tok_s"] for row in run["train"]) for run in some]
-        reached = level[0] if name == baseline else crossing(points, level[1])
         rows[name] = {
             "runs": [run["run"] for run in some], "seeds": [run["seed"] for run in some], "tokens": tokens,
             "loss": loss, "loss_sd": deviation(ends) if len(ends) > 1 else None,
-            "difference": gap, "difference_95": half, "tokens_to_baseline": reached if on_curve else None,
+            "difference": gap, "difference_95": half,
             "tok_s": mean(speeds), "tok_s_sd": deviation(speeds) if len(speeds) > 1 else None,
-            "peak_bytes": mean(peaks) if min(peaks) else None, "curve": points}
+            "peak_bytes": mean(peaks) if min(peaks) else None, "curve": curve(some)}
     return rows
 
 
 def table(rows, baseline):
     """The rows of summarise() as Markdown."""
-    lines = [f"| system | seeds | tokens | final loss (nats) | difference to {baseline} (95% interval) "
-             f"| tokens to reach {baseline}'s final loss | tokens/s | peak GiB |", "|---|---|---|---|---|---|---|---|"]
+    lines = [f"| system | seeds | tokens | final loss (nats) | difference to {baseline} (95% interval) | tokens/s "
+             "| peak GiB |", "|---|---|---|---|---|---|---|"]
 
     def cell(value, spread, form):
         return f"{value:{form}}" + ("" if spread is None else f" ± {spread:{form.lstrip('+')}}")
 
     for name, r in rows.items():
-        other, level = name != baseline, rows[baseline]["tokens_to_baseline"]
-        gap, reached = "-", "not reached" if other and level else "-"
-        if other and r["difference"] is not None:
-            gap = cell(r["difference"], r["difference_95"], "+.4f")
-        if other and r["tokens_to_baseline"] is not None:
-            times = level / r["tokens_to_baseline"]
-            reached = f"{r['tokens_to_baseline'] / 1e6:,.2f}M" + (f" ({times:.2f}x fewer)" if times >= 1 else "")
-        cells = [f"`{name}`", str(len(r["seeds"])), f"{r['tokens'] / 1e6:,.2f}M",
-                 cell(r["loss"], r["loss_sd"], ".4f"), gap, reached, cell(r["tok_s"], r["tok_s_sd"], ",.0f"),
+        gap = name != baseline and r["difference"] is not None
+        cells = [f"`{name}`", str(len(r["seeds"])), f"{r['tokens'] / 1e6:,.2f}M", cell(r["loss"], r["loss_sd"], ".4f"),
+                 cell(r["difference"], r["difference_95"], "+.4f") if gap else "-",
+                 cell(r["tok_s"], r["tok_s_sd"], ",.0f"),
                  "-" if r["peak_bytes"] is None else f"{r['peak_bytes'] / 2 ** 30:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

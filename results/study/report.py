@@ -10,7 +10,7 @@ import re
 import runpy
 import sys
 from collections import defaultdict
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import mean
 
@@ -24,7 +24,7 @@ from publish import fill, markdown  # noqa: E402
 
 import models  # noqa: E402
 import train  # noqa: E402
-from nanodepth import curves, pictures  # noqa: E402
+from nanodepth import pictures  # noqa: E402
 
 FRONT = {"gpt --gate elementwise": "gpt-gated"} | {name: name for name in (         # in the repository's README
     "resformer satformer exoformer exoformer_dynamic denseformer muddformer attnres hyperconnections mhc").split()}
@@ -69,6 +69,14 @@ def leads_table(at, speed):
                      "tokens over time"], rows)
 
 
+def crossing(points, level):
+    """The x where a curve [(x, y)] first falls to a level, with straight lines between its points; None if nowhere."""
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if y1 <= level < y0:
+            return x0 + (x1 - x0) * (y0 - level) / (y0 - y1)
+    return None
+
+
 def tokens_needed(ends, loss):
     """How many tokens gpt needs to end with this loss; None outside of its lengths. ends: [(tokens, final loss)].
 
@@ -77,7 +85,7 @@ def tokens_needed(ends, loss):
     points = [(math.log(tokens), y) for tokens, y in sorted(ends) if math.isfinite(y)]
     if points and points[0][1] == loss:
         return math.exp(points[0][0])
-    at = curves.crossing(points, loss)
+    at = crossing(points, loss)
     return None if at is None else math.exp(at)
 
 
