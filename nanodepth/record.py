@@ -264,15 +264,6 @@ def states(means):
 
 
 @torch.no_grad()
-def attention_maps(model, idx):
-    """Weights (H, T, T) of every attention in a forward pass on one sequence idx (1, T)."""
-    maps = []
-    with SeeAttention(lambda weights: maps.append(weights[0])):
-        model(idx)
-    return maps
-
-
-@torch.no_grad()
 def measure(model, batches, probe=None):
     """All numbers of one model: a dict that JSON can hold. batches: [(idx, targets)], int64 (B, T), full rows.
 
