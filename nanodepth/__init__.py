@@ -2,13 +2,6 @@
 
     model, tokenizer, config = nanodepth.load("runs/gpt-tiny")
 """
-from importlib import import_module
-from pathlib import Path
-
-for _name in ("models", "probes"):
-    _here = list(import_module(_name).__path__)[0]
-    if Path(_here).resolve().parent != Path(__file__).resolve().parent.parent:
-        raise ImportError(f"{_here} hides the package {_name} that nanodepth needs: rename it, or use another folder")
 
 
 def load(run_dir, device="cpu"):
