@@ -4,7 +4,6 @@
     python bench.py --preset exo-450m --batch 16                  a paper's shape
     python bench.py --models muddformer attnres_block:block_size=8    some models, with options
     python bench.py --models muddformer --profile trace.json      where a step of one model spends its time
-    python bench.py --bytes                                       also the bytes that the compiled kernels move
     python bench.py --models sambay --decode 1024 8192 32768      only decoding, after long contexts
 
 In every round the model and its gpt each run one training step on random tokens, so a machine that slows down slows
@@ -19,7 +18,6 @@ range. A model that does not fit in memory gets a row that says so. The columns:
     GiB             peak of parameters, gradients, optimizer state and activations
     util            FLOP/s of forward + backward over a large matrix product's; MFU: over the chip's data sheet
     compile, breaks seconds that the first step takes longer than a usual one; number of graph breaks
-    MiB             with --bytes: what the kernels of forward and backward read and write, as inductor counts it
     decode          new tokens per second at batch 1 after `context` tokens; beside it the size of the cache
 """
 import argparse
@@ -53,7 +51,6 @@ COLUMNS = (     # of the table: its name, the figure's name in JSON, its format 
     ("x gpt", "ratio", "±", 1), ("floor", "floor", ".3f", 1), ("x gpt step", "step_ratio", "±", 1),
     ("GiB", "peak_bytes", ".2f", 2 ** 30), ("GiB x gpt", "memory_ratio", ".3f", 1), ("util", "utilisation", ".0%", 1),
     ("MFU", "mfu", ".1%", 1), ("compile, s", "compile_s", ".0f", 1), ("breaks", "graph_breaks", "d", 1),
-    ("MiB", "kernel_bytes", ",.0f", 2 ** 20), ("against gpt", "extra_kernel_bytes", "+,.0f", 2 ** 20),
     ("context", "context", ",", 1), ("decode", "decode_tokens_per_s", ".1f", 1),
     ("decode x gpt", "decode_ratio", "±", 1), ("cache, MiB", "cache_bytes", ",.1f", 2 ** 20),
     ("of it at any length", "fixed_bytes", ",.1f", 2 ** 20))
@@ -77,7 +74,6 @@ def parse(argv):
     parser.add_argument("--new_tokens", type=int, default=128, help="tokens to decode; 0: no decoding [128]")
     parser.add_argument("--decode", type=int, nargs="+", metavar="N",
                         help="measure only decoding of --new_tokens after N tokens of context")
-    parser.add_argument("--bytes", action="store_true", help="also count the bytes of the compiled kernels")
     parser.add_argument("--json", type=out_file, metavar="FILE", help="write all numbers to this file")
     parser.add_argument("--profile", type=out_file, metavar="FILE",
                         help="only write a torch.profiler trace of one model's step to this file")
@@ -92,8 +88,6 @@ def parse(argv):
         parser.error("--new_tokens must be at least 0, and with --decode at least 1")
     if args.profile and (len(args.models or ()) != 1 or args.json or args.decode):
         parser.error("--profile takes one model, --models NAME, and neither --json nor --decode")
-    if args.bytes and not args.compile:
-        parser.error("--bytes counts compiled kernels: leave --no-compile out")
     return args, shape
 
 
@@ -125,8 +119,6 @@ def training(row, base, args, rates):
         added = 3 * extra_flops * tokens / rates["matmul_flops_per_s"]
         added += 4 * costs[2] * tokens * (2 if args.dtype == "bf16" else 4) / rates["copy_bytes_per_s"]
         out["floor"] = median(base_passes) / (median(base_passes) + max(0, added))
-    if args.bytes:
-        out |= {"kernel_bytes": row.bytes, "extra_kernel_bytes": row.bytes - base.bytes}
     return out
 
 
@@ -225,8 +217,6 @@ def main(argv):
     if args.profile:
         trace(rows[0], args.profile)
         return 0
-    if args.bytes:
-        timing.count_bytes()
     rates = {} if args.decode else timing.limits(device, torch.bfloat16 if args.dtype == "bf16" else torch.float32)
     results = measure_all(rows, args, shape, rates)
     gpt = models.config("gpt", **pick(models.module("gpt").Config, shape))

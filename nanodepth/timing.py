@@ -1,8 +1,7 @@
-"""Measures training steps and decoding on this machine: time, memory, and bytes moved by compiled kernels."""
+"""Measures training steps and decoding on this machine: time and memory."""
 import copy
 import gc
 import json
-import logging
 import os
 import tempfile
 import time
@@ -11,8 +10,6 @@ from pathlib import Path
 from statistics import quantiles
 
 import torch
-import torch._inductor.compile_fx
-import torch._inductor.metrics
 from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
@@ -72,10 +69,8 @@ class Row:
         if self.args.compile:
             self.model.compile(dynamic=False)
         counters.clear()
-        torch._inductor.metrics.reset()
         self.first = sum(self.step())
         self.breaks = sum(counters["graph_break"].values())
-        self.bytes = torch._inductor.metrics.num_bytes_accessed
         self.peak = self.peak_bytes()
 
     def free(self):
@@ -150,13 +145,6 @@ def tensors(held):
 
 def n_bytes(held):
     return sum(t.nbytes for t in tensors(held))
-
-
-def count_bytes():
-    """From now on inductor counts the bytes that the kernels of each graph read and write, from their shapes."""
-    log = torch._inductor.compile_fx.inductor_metrics_log                           # it counts while this log is on
-    log.setLevel(logging.INFO)
-    log.propagate, log.handlers = False, [logging.NullHandler()]
 
 
 def now(device):
