@@ -134,7 +134,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog, **{**settings, "allow_abbrev": False})
 
     def error(self, message):
-        self.exit(exit_code(self.prog.split()[0], UserError(message)))
+        raise UserError(message)
 
     def parse_known_args(self, args=None, namespace=None):
         for word in sys.argv[1:] if args is None else args:
@@ -207,16 +207,9 @@ def pick(cls, values):
 def parse_spec(spec):
     """"name:option=value:..." -> (name, {option: value}). UserError for an unknown model or option."""
     name, *words = spec.split(":")
-    types, options = typing.get_type_hints(models.module(name).Config), {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if key not in types or not equals:
-            raise UserError(f"{spec}: {name} has no option {word!r}: write option=value")
-        try:
-            options[key] = reader(types[key])(value)
-        except ValueError:
-            raise UserError(f"{spec}: {value!r} is not a value of {key}") from None
-    return name, options
+    parser = Parser(add_help=False)
+    add_options(parser, name, models.module(name).Config, {})
+    return name, vars(parser.parse_args([f"--{word}" for word in words]))
 
 
 def same_shape(Config, base, asked):
