@@ -20,13 +20,13 @@ import models
 import nanodepth
 import probes
 from nanodepth import curves, pictures, record, runs
-from nanodepth.cli import Parser, UserError, escaped, run_folder, run_script
+from nanodepth.cli import Parser, UserError, run_folder, run_script
 from nanodepth.data import run_data
 from nanodepth.devices import find_device
 
 
 def note(text):
-    print(f"analyze.py: {escaped(text)}", file=sys.stderr)
+    print(f"analyze.py: {text}", file=sys.stderr)
 
 
 # --------------------------------------------------------------------------------------------------------------- curves

@@ -58,7 +58,8 @@ def exit_code(script, error, memory=""):
     if known is None:
         raise error
     rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
-    print(f"{script}: {'error: ' if known.code == 2 else ''}{rank}{escaped(known)}", file=sys.stderr, flush=True)
+    line = str(known).replace("\n", "\\n").replace("\r", "\\r")               # as in the name of a file
+    print(f"{script}: {'error: ' if known.code == 2 else ''}{rank}{line}", file=sys.stderr, flush=True)
     return known.code
 
 
@@ -93,11 +94,6 @@ def one_line(error):
     """The first line of an exception's message, and the second if the first ends with a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[0] if len(lines) == 1 or not lines[0].endswith(":") else f"{lines[0]} {lines[1]}"
-
-
-def escaped(message):
-    """The message on one line: escapes line breaks, as in the name of a file."""
-    return str(message).replace("\n", "\\n").replace("\r", "\\r")
 
 
 def shell(script, *words):
