@@ -58,21 +58,16 @@ class Data:
             raise UserError(f"{path}: {what} data folder: make it with python data_prep.py (stdlib, fineweb-edu or "
                             "text), or name another folder with --data")
         self.read_meta()
-        recorded = self.meta.get("shards")
-        found = sorted(p.name for p in path.iterdir() if split_of(p.name))
-        if recorded is not None and (different := sorted(set(recorded) ^ set(found))):
-            here, there = ("meta.json", "the folder") if different[0] in recorded else ("the folder", "meta.json")
-            raise UserError(f"{path}/{different[0]}: is in {here} but not in {there}: "
-                            "restore the original files, or prepare the folder again")
+        shards = {p.name: read_shard(p) for p in sorted(path.iterdir()) if split_of(p.name)}
+        recorded, sizes = self.meta.get("shards"), {name: len(tokens) for name, tokens in shards.items()}
+        if recorded is not None and sizes != {name: shard["tokens"] for name, shard in recorded.items()}:
+            raise UserError(f"{path}: its shards are not those that its meta.json lists: prepare the folder again")
         digest = hashlib.sha256()
         self.shards = {"train": [], "val": []}                                          # uint16 (n_tokens,) each
-        for name in found:
-            tokens = read_shard(path / name)
-            if recorded and recorded[name]["tokens"] != len(tokens):
-                raise UserError(f"{path / name}: meta.json says {recorded[name]['tokens']:,} tokens, "
-                                f"the shard holds {len(tokens):,}: prepare the folder again")
-            if split_of(name) in checked:
-                self.check_ids(name, tokens)
+        for name, tokens in shards.items():
+            if split_of(name) in checked and (largest := tokens.max()) >= self.vocab_size:
+                raise UserError(f"{path / name}: token id {largest} is beyond the vocabulary of {self.vocab_size:,} "
+                                f"({self.tokenizer}): another tokenizer made it")
             ends = tokens[:2**15].tobytes() + tokens[-2**15:].tobytes()                 # 64 KiB each
             sha256 = recorded[name]["sha256"] if recorded else hashlib.sha256(ends).hexdigest()
             digest.update(f"{name} {len(tokens)} {sha256}\n".encode())
@@ -109,13 +104,6 @@ class Data:
     def place(self):
         """Where the data are, for a run's config.json."""
         return {"path": str(self.path), "absolute": str(self.path.resolve())}
-
-    def check_ids(self, name, tokens):
-        """UserError if a token of this shard is beyond the vocabulary."""
-        if tokens.max() >= self.vocab_size:
-            at = int(np.argmax(tokens >= self.vocab_size))
-            raise UserError(f"{self.path / name}: token id {tokens[at]} at position {at:,} is beyond the vocabulary "
-                            f"of {self.vocab_size:,} ({self.tokenizer}): another tokenizer made it")
 
     @cached_property
     def token_bytes(self):
