@@ -208,8 +208,7 @@ def parse(argv):
                      "40 MB of files, what makes 400 kB, but at most 0.1)")
     val.add_argument("--val", dest="val_files", nargs="+", default=[], metavar="FILE",
                      help="files, folders or patterns for validation, instead of --val_frac")
-    p.add_argument("--field", default="text",
-                   help="field of the text in .jsonl and .parquet; a.b is b inside a (%(default)s)")
+    p.add_argument("--field", default="text", help="field of the text in .jsonl and .parquet (%(default)s)")
     p.add_argument("--shard_tokens", type=int, default=SHARD_TOKENS, help="tokens per shard (%(default)s)")
     args = vars(parser.parse_args(argv))
     del args["command"]
@@ -221,6 +220,9 @@ def main(argv):
     began = time.perf_counter()
     prepare(**args)
     data = Data(os.path.expanduser(args["out"]), checked=())
+    for split, n in data.meta.get("splits", {}).items():
+        print(f"{split:5}  {n['documents']:,} documents, {n['tokens']:,} tokens, {n['bytes']:,} bytes, "
+              f"{n['bytes'] / n['tokens']:.2f} bytes per token")
     print(f"{data.path}: {data.n_train:,} training tokens, {data.n_val:,} for validation, {data.tokenizer} tokens, "
           f"vocabulary {data.vocab_size:,}, {time.perf_counter() - began:.1f} s")
     print(f"next: {shell('train.py', '--data', args['out'])}")

@@ -10,7 +10,7 @@
 set -u
 cd "$(dirname "$0")/../.."
 deadline=$((${MINUTES:-1000} * 60)) only=${1:-.} out=${OUT_DIR:-runs/day-out} runs=${RUNS:-runs/day} jobs=${JOBS:-8}
-small="" least=200 contexts="1024 8192 32768" shape="--rounds 5 --bytes"
+small="" least=200 contexts="1024 8192 32768" shape="--rounds 5"
 study="--seeds 3 ${PRESET:+--preset $PRESET --dtype auto}"
 if [ "${SIZE:-full}" = tiny ]; then
     small="--n_layer 2 --d_model 64 --n_head 2" least=20 contexts="16 32 --new_tokens 4"

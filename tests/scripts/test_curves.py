@@ -99,7 +99,7 @@ def test_seeds_are_paired_and_one_seed_has_no_interval(tmp_path):
     assert curves.interval(curves.gaps(some, base, 77)) == (None, None)
     lone = curves.summarise({"x": some[2:], ROOT: base}, ROOT)
     assert list(lone) == [ROOT, "x"]
-    assert lone["x"]["tokens_to_baseline"] is None and "| - | not reached |" in curves.table(lone, ROOT)
+    assert lone["x"]["difference"] is None
 
 
 def test_only_losses_after_equal_tokens_are_compared(tmp_path):
@@ -110,17 +110,16 @@ def test_only_losses_after_equal_tokens_are_compared(tmp_path):
     assert rows["more"]["difference"] is None and rows["more"]["loss"] == 2
     assert rows["late"]["loss"] == 4 and rows["late"]["loss_sd"] == 0               # as of what both seeds have
     assert rows["late"]["tokens"] == 1000
-    assert rows[ROOT]["loss"] == 3.5 and rows["more"]["tokens_to_baseline"] == 2250
+    assert rows[ROOT]["loss"] == 3.5
 
 
 def test_losses_on_other_validation_tokens_are_no_points_of_the_curve(tmp_path):
-    """final_eval_tokens: the last losses are differences and no crossings."""
+    """final_eval_tokens: the last losses are only differences."""
     base, some = read(*(write_run(tmp_path / name, losses, eval_tokens=[7, 7, 7, 70])
                         for name, losses in (("b", [9, 5, 4, 3.5]), ("s", [9, 4, 3, 3.2]))))
     rows = curves.summarise({ROOT: [base], "x": [some]}, ROOT)
     assert rows["x"]["difference"] == pytest.approx(-0.3) and rows["x"]["loss"] == 3.2 and rows["x"]["tokens"] == 3000
     assert rows["x"]["curve"] == [(0, 9), (1000, 4), (2000, 3)]
-    assert rows["x"]["tokens_to_baseline"] is None and "not reached" not in curves.table(rows, ROOT)
 
 
 @pytest.mark.parametrize("last", [math.nan, math.inf])
@@ -130,16 +129,3 @@ def test_a_seed_that_diverged(tmp_path, last):
     row = curves.summarise(curves.systems(logs), ROOT)[ROOT]
     assert math.isnan(row["loss_sd"]) and math.isnan(curves.interval([1.0, last])[1])
     assert curves.deviation([1.0, 3.0]) == pytest.approx(math.sqrt(2))
-
-
-def test_tokens_that_a_baseline_needs():
-    """Losses 4.0, 3.5, 3.2 after 1, 2, 4 million tokens: halfway between two losses lies sqrt(2) times the first."""
-    ends = [(4e6, 3.2), (1e6, 4.0), (2e6, 3.5)]                                     # in any order
-    for loss, needed in ((4.0, 1e6), (3.75, 1e6 * math.sqrt(2)), (3.5, 2e6), (3.35, 2e6 * math.sqrt(2)), (3.2, 4e6)):
-        assert curves.tokens_needed(ends, loss) == pytest.approx(needed, rel=1e-12), loss
-    assert curves.tokens_needed(ends, 4.0001) is None and curves.tokens_needed(ends, 3.1999) is None
-    assert curves.tokens_needed([], 3.0) is None and curves.tokens_needed([(1e6, 3.0)], 3.0) == pytest.approx(1e6)
-    ends = [(1e6, 4.0), (2e6, 3.0), (4e6, 3.5), (8e6, 2.5), (16e6, math.nan)]       # with noise, and one that diverged
-    assert curves.tokens_needed(ends, 3.25) == pytest.approx(1e6 * 2 ** 0.75)       # the first of three answers
-    assert curves.tokens_needed(ends, 2.75) == pytest.approx(4e6 * 2 ** 0.75)
-    assert curves.tokens_needed(ends, 2.4) is None

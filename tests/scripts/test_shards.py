@@ -160,7 +160,7 @@ def test_ids_beyond_the_vocabulary(tmp_path):
     bad = good[:21] + [257] + good[22:]
     names = {"train_000000.bin": 30, "train_000001.bin": 30, "val_000000.bin": 3}
     folder = make(tmp_path / "d", [good, bad], meta=meta_of(names))
-    with pytest.raises(UserError, match="train_000001.bin: token id 257 at position 21 .* 257"):
+    with pytest.raises(UserError, match="train_000001.bin: token id 257 is beyond the vocabulary of 257"):
         Data(folder)
     with pytest.raises(UserError, match="50257"):
         Data(make(tmp_path / "e", TRAIN, [[50257]]))
@@ -185,10 +185,9 @@ def test_find_folder(tmp_path, monkeypatch):
     (meta_of({"train_000000.bin": 4, "val_000000.bin": 3}, vocab_size="257"), "meta.json: broken"),
     (meta_of({}) | {"shards": ["train_000000.bin"]}, "meta.json: broken"),
     (meta_of({"train_000000.bin": 4, "val_000000.bin": 3}, tokenizer="../own.tiktoken"), "not a file in the folder"),
-    (meta_of({"train_000000.bin": 4, "train_000001.bin": 4, "val_000000.bin": 3}),
-     "train_000001.bin: is in meta.json but not in the folder"),
-    (meta_of({"train_000000.bin": 4}), "val_000000.bin: is in the folder but not in meta.json"),
-    (meta_of({"train_000000.bin": 5, "val_000000.bin": 3}), "meta.json says 5 tokens, the shard holds 4"),
+    *((meta_of(names), "d: its shards are not those that its meta.json lists") for names in (
+        {"train_000000.bin": 4, "train_000001.bin": 4, "val_000000.bin": 3}, {"train_000000.bin": 4},
+        {"train_000000.bin": 5, "val_000000.bin": 3})),
 ])
 def test_bad_meta(tmp_path, meta, words):
     folder = make(tmp_path / "d", [[1, 2, 3, 4]], meta=meta)
@@ -200,11 +199,10 @@ def test_bad_meta(tmp_path, meta, words):
 
 
 def test_bad_folders(tmp_path):
-    (make(tmp_path / "c", TRAIN) / "x_train_000007.bin.part").write_bytes(b"")
     (make(tmp_path / "d", TRAIN) / "token_bytes.npy").write_bytes(b"")
     for folder, words in [(tmp_path / "none", "no such data folder.*python data_prep.py"),
                           (make(tmp_path / "a", []), "no train shard"),
-                          (make(tmp_path / "b", TRAIN, []), "no val shard"), (tmp_path / "c", "unfinished download"),
+                          (make(tmp_path / "b", TRAIN, []), "no val shard"),
                           (tmp_path / "d", "meta.json is missing: prepare the folder again")]:
         with pytest.raises(UserError, match=words):
             Data(folder)

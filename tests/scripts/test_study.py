@@ -167,3 +167,17 @@ def test_a_leg_in_both_files(tmp_path):
     assert [row["step"] for row in run["train"]] == [10, 20] and len(run["val"]) == 1
     assert (run["loss"], run["others"], run["ms"], run["cpu"], run["seed"]) == (math.inf, None, 21, "a  b", 0)
     assert compare.groups([run]) == {}
+
+
+def test_tokens_that_a_baseline_needs():
+    """Losses 4.0, 3.5, 3.2 after 1, 2, 4 million tokens: halfway between two losses lies sqrt(2) times the first."""
+    needed_by = runpy.run_path(str(RESULTS / "study" / "report.py"))["tokens_needed"]
+    ends = [(4e6, 3.2), (1e6, 4.0), (2e6, 3.5)]                                     # in any order
+    for loss, needed in ((4.0, 1e6), (3.75, 1e6 * math.sqrt(2)), (3.5, 2e6), (3.35, 2e6 * math.sqrt(2)), (3.2, 4e6)):
+        assert needed_by(ends, loss) == pytest.approx(needed, rel=1e-12), loss
+    assert needed_by(ends, 4.0001) is None and needed_by(ends, 3.1999) is None
+    assert needed_by([], 3.0) is None and needed_by([(1e6, 3.0)], 3.0) == pytest.approx(1e6)
+    ends = [(1e6, 4.0), (2e6, 3.0), (4e6, 3.5), (8e6, 2.5), (16e6, math.nan)]       # with noise, and one that diverged
+    assert needed_by(ends, 3.25) == pytest.approx(1e6 * 2 ** 0.75)       # the first of three answers
+    assert needed_by(ends, 2.75) == pytest.approx(4e6 * 2 ** 0.75)
+    assert needed_by(ends, 2.4) is None
