@@ -4,7 +4,6 @@ import struct
 
 import numpy as np
 import pytest
-import tiktoken
 
 from folders import DOCS, ranks_file
 from nanodepth import tokenizers
