@@ -219,7 +219,7 @@ def test_errors_say_what_to_write(copy):
     mistakes."""
     tests = [f"tests/models/test_copies.py::test_unannounced_pieces_equal_the_baseline[mine_{name}]"
              for name in ("said", "costs")]
-    end = "see nanodepth/presets.py.\n"
+    end = "more/pythia.py.\n"
     announced = f"{end}\nChanged from gpt.py: Model.__init__, Model.init_weights\n"
     (copy / "models" / "mine_said.py").write_text(replaced(with_a_parameter(), (end, announced)))
     for name, (changes, test, _) in MISTAKES.items():
