@@ -24,8 +24,8 @@ ELSEWHERE = {  # what other code bases call our flags
     "max_len": "max_position_embeddings", "seq_len": "block_size max_seq_len sequence_length context_length",
     "batch_tokens --micro_batch": "batch_size total_batch_size device_batch_size per_device_train_batch_size "
                                   "gradient_accumulation_steps",
-    "max_steps": "max_iters num_iterations num_steps num_train_steps epochs num_epochs num_train_epochs",
-    "eval_every": "eval_interval eval_steps", "schedule": "lr_scheduler_type decay_lr min_lr",
+    "max_steps": "max_iters lr_decay_iters num_iterations num_steps num_train_steps epochs num_epochs num_train_epochs",
+    "eval_every": "eval_interval eval_steps", "schedule": "lr_scheduler_type decay_lr", "final_lr_frac": "min_lr",
     "warmup_steps": "warmup_iters", "eval_tokens": "eval_iters", "save_every": "save_steps save_interval",
     "grad_clip": "max_grad_norm", "out": "out_dir output_dir", "data": "dataset data_dir",
     "wandb": "wandb_log wandb_project report_to", "init_from": "pretrained model_name_or_path", "model": "model_type",

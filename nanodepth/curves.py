@@ -60,7 +60,8 @@ def systems(runs):
     shared = set.intersection(*(set(kind.split()[1:]) for kind in kinds)) if len(kinds) > 1 else set()
     found = {}
     for kind, some in kinds.items():
-        differ = [name for name in RECIPE if len({run["config"]["options"].get(name) for run in some} - {None}) > 1]
+        options = [run["config"]["options"] for run in some]        # an older run lacks newer ones
+        differ = [name for name in RECIPE if len({x[name] for x in options if name in x}) > 1]
         for run in some:
             words = [word for word in kind.split() if word not in shared]
             words += [f"{name}={run['config']['options'].get(name)}" for name in differ]

@@ -44,17 +44,21 @@ def files_below(folder):
     def stop(error):
         raise error
 
-    found, seen = [], set()
+    found, others, seen = [], 0, set()
     for place, below, names in os.walk(folder, onerror=stop, followlinks=True):
         if os.path.realpath(place) in seen:
             below.clear()
             continue
         seen.add(os.path.realpath(place))
         below[:] = sorted(name for name in below if not name.startswith("."))
-        paths = [os.path.join(place, name) for name in names if not name.startswith(".") and kind_of(name)]
-        found += filter(os.path.isfile, paths)                          # a dangling link is no file
+        paths = [os.path.join(place, name) for name in names if not name.startswith(".")]
+        paths = [path for path in paths if os.path.isfile(path)]        # a dangling link is no file
+        found += [path for path in paths if kind_of(path)]
+        others += sum(not kind_of(path) for path in paths)
     if not found:
         raise UserError(f"{folder}: no text in this folder: {KNOWN} are read")
+    if others:
+        print(f"{folder}: left out {others:,} files of other kinds: {KNOWN} are read")
     return found
 
 

@@ -327,8 +327,10 @@ def test_every_parameter_and_buffer_gets_a_value(name, options):
         torch.use_deterministic_algorithms(False)
     for key, t in (*model.named_parameters(), *model.named_buffers()):
         assert t.isfinite().all(), f"models/{name}.py: {key} has no finite initial value: see init_weights"
-    plain = [f"{type(m).__name__}.{key}" for m in model.modules() for key, x in vars(m).items() if torch.is_tensor(x)]
-    assert not plain, f"models/{name}.py: {plain[0]} is a plain tensor: use register_buffer or nn.Parameter"
+    held = [(f"{type(m).__name__}.{key}", x) for m in model.modules() for key, x in vars(m).items() if key[0] != "_"]
+    plain = [key for key, x in held if any(isinstance(y, (torch.Tensor, torch.nn.Module)) for y in tree_leaves(x))]
+    assert not plain, (f"models/{name}.py: {plain[0]} holds tensors or modules that nothing trains or moves: use "
+                       "nn.Parameter, nn.ParameterList, nn.ModuleList or register_buffer")
 
 
 @every_model

@@ -197,15 +197,16 @@ def test_copies_of_every_model(copy):
     assert int(re.search(r"(\d+) passed", printed)[1]) >= 20 * len(names), printed
 
 
-WIDE = ("        self.init_weights()\n", "        self.wide = torch.ones(c.d_model)\n        self.init_weights()\n")
+WIDE = ("        self.init_weights()\n",
+        "        self.wide = [nn.Parameter(torch.ones(c.d_model))]\n        self.init_weights()\n")
 CAUSAL, VALUES = "causal_later_tokens_do_not_change_earlier_logits", "every_parameter_and_buffer_gets_a_value"
 MOVES = "every_parameter_gets_a_gradient_after_two_steps_and_has_moved_after_five"
 MISTAKES = {   # name: (changes of gpt.py, or of gpt.py with a parameter; the test of test_models.py; what it says)
     "later": ([("is_causal=True", "is_causal=False")], CAUSAL, "a token changes the logits before it"),
     "batch": ([("x = self.embed(idx)", "x = (self.embed(idx) + self.embed(idx).roll(1, 0))")], CAUSAL,
               "a text changes the logits of another one"),
-    "plain": ([WIDE, ("x = self.embed(idx)", "x = (self.embed(idx) * self.wide)")], VALUES,
-              "Model.wide is a plain tensor: use register_buffer"),
+    "plain": ([WIDE, ("x = self.embed(idx)", "x = (self.embed(idx) * self.wide[0])")], VALUES,
+              "Model.wide holds tensors or modules that nothing trains or moves: use nn.Parameter"),
     "empty": ([("    p.zero_()\n            elif module", "    pass\n            elif module")], VALUES,
               "shift has no finite initial value: see init_weights"),
     "idle": ([("(self.embed(idx) + self.shift)", "self.embed(idx)")], MOVES, "shift gets no gradient"),

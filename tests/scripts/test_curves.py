@@ -38,12 +38,14 @@ def test_a_system_has_the_name_that_its_run_says(tmp_path):
 
 
 def test_what_was_trained_differently_is_another_system(tmp_path):
-    a, b, c = (write_run(tmp_path / f"{x}", [5, 4], seed=seed, options={"muon_lr": x, "final_lr_frac": end})
-               for x, seed, end in ((0.01, 0, 0.1), (0.02, 0, 0.1), (0.03, 1, None)))
+    a, b, c = (write_run(tmp_path / f"{x}", [5, 4], seed=seed, options={"muon_lr": x, **more})
+               for x, seed, more in ((0.01, 0, {"decay_frac": 0.2}), (0.02, 0, {"decay_frac": 0.2}), (0.03, 1, {})))
     d = write_run(tmp_path / "d", [5, 4], model="mine", options={"muon_lr": 0.04})
     assert labels(a, b, c, d) == {f"{ROOT} muon_lr=0.01": [0], f"{ROOT} muon_lr=0.02": [0], f"{ROOT} muon_lr=0.03": [1],
                                   "mine": [0]}                      # an older run lacks newer options
     assert labels(b, d) == {ROOT: [0], "mine": [0]}
+    e, f = (write_run(tmp_path / f"m{x}", [5, 4], model="mine", options={"mix_lr": x}) for x in (None, 0.04))
+    assert labels(e, f) == {"mine mix_lr=None": [0], "mine mix_lr=0.04": [0]}
 
 
 def test_the_baseline(tmp_path):

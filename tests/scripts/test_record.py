@@ -152,7 +152,7 @@ def test_batches_are_averaged(name):
             x = list(x.values())
         return [y for value in x for y in leaves(value)] if isinstance(x, list) else [x] if x is not None else []
     for key, value in one.items():
-        if key != "depth_error" or value < 1e-3:                    # else measure() drops the matrices
+        if key != "depth_error":                                    # a ratio in each batch
             assert leaves(value) == pytest.approx(leaves(two[key]), rel=1e-6, abs=1e-9), key
 
 
