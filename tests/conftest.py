@@ -50,7 +50,8 @@ SLOW = {
     "test_eval": ["test_generate_until", "test_loglikelihood"],
 }
 
-# The files that take longest start first, so that two workers end at about the same time.
+# With several workers the files that take longest start first, so that all end at about the same time. With one the
+# test comes first that says most clearly what is wrong with a model.
 LONGEST = ["test_compile", "test_train", "test_endurance", "test_own_model", "test_bench", "test_analyze", "test_eval",
            "test_mistakes"]
 
@@ -103,7 +104,8 @@ def is_quick(item):
 
 
 def pytest_collection_modifyitems(config, items):
-    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+    first = LONGEST if hasattr(config, "workerinput") else ["test_models"]
+    items.sort(key=lambda item: first.index(item.path.stem) if item.path.stem in first else len(first))
     equations = Counter()               # cases of each file: the first is quick; of models/more/ four are not slow
     for item in items:
         equation = item.name.startswith("test_equations")
