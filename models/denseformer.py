@@ -51,12 +51,10 @@ class Config:
                              f"and that a multiple of n_kv_head {self.n_kv_head}")
         if self.gate not in ("none", "elementwise", "headwise"):
             raise ValueError(f"gate must be none, elementwise or headwise, not {self.gate!r}")
-        if not 1 <= self.period <= self.n_layer:
-            raise ValueError(f"period must lie between 1 and n_layer {self.n_layer}, not {self.period}")
-        last = self.n_layer // self.period * self.period
+        last = self.n_layer // max(1, self.period) * self.period
         if not 1 <= self.dilation <= last:
-            raise ValueError(f"dilation must lie between 1 and {last}, the last block with a sum at period "
-                             f"{self.period} in {self.n_layer} layers, not {self.dilation}")
+            raise ValueError(f"period {self.period} must lie between 1 and n_layer {self.n_layer}, and dilation "
+                             f"{self.dilation} between 1 and {last}, the last block with a sum")
 
     @property
     def d_head(self):

@@ -4,8 +4,8 @@ In hyperconnections.py nothing bounds the product of the maps H_res over depth. 
 sum to one, as do those of any product of them. A token's maps are made from all of its streams:
     z  =  alpha * ( RN(X_1 .. X_n) phi ) + bias                 RN: RMSNorm over all n C numbers, without gain
     H_pre = sigmoid(z_pre),   H_post = 2 sigmoid(z_post),   H_res = sinkhorn(z_res)
-At the start phi = 0. H_pre prefers stream k mod n, H_post is 1, and H_res is close to the identity. Two H_res
-get no gradient beyond rounding: the first, as it mixes equal streams, and the last, as the head reads only their sum.
+At the start phi = 0. H_pre prefers stream k mod n, H_post is 1, and H_res is close to the identity. Two H_res get
+no gradient beyond rounding: the first, since it mixes equal streams, and the last, since the head reads only their sum.
 
 Changed from hyperconnections.py: Config, Config.__post_init__, HyperConnection.__init__, HyperConnection.maps,
     Model.init_weights

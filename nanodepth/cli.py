@@ -205,7 +205,10 @@ def parse_spec(spec):
     name, *words = spec.split(":")
     parser = Parser(add_help=False)
     add_options(parser, name, models.module(name).Config, {})
-    return name, vars(parser.parse_args([f"--{word}" for word in words]))
+    try:
+        return name, vars(parser.parse_args([f"--{word}" for word in words]))
+    except UserError as e:
+        raise UserError(f"{spec}: {e}") from None
 
 
 def same_shape(Config, base, asked):

@@ -58,7 +58,7 @@ def files_below(folder):
     if not found:
         raise UserError(f"{folder}: no text in this folder: {KNOWN} are read")
     if others:
-        print(f"{folder}: left out {others:,} files of other kinds: {KNOWN} are read")
+        print(f"{folder}: other kinds of files, left out: {others:,} ({KNOWN} are read)")
     return found
 
 

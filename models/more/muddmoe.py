@@ -266,8 +266,7 @@ class Model(nn.Module):
         self.config = c = config
         self.embed = nn.Embedding(c.vocab_size, c.d_model)
         self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.n_layer))
-        n_streams = [4] * (c.n_layer - 1) + [1]                                     # the head reads X^r alone
-        self.aggregate = nn.ModuleList(DepthAggregate(c, n, S) for S, n in enumerate(n_streams, start=2))
+        self.aggregate = nn.ModuleList(DepthAggregate(c, 1 if S > c.n_layer else 4, S) for S in range(2, c.n_layer + 2))
         self.final_norm = RMSNorm(c.d_model, c.norm_eps)
         self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
         if c.tie_embeddings:

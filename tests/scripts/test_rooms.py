@@ -102,7 +102,8 @@ def test_load_for_a_notebook_and_the_python_of_the_readme(whole, tmp_path, capsy
 
 @pytest.mark.parametrize("words, said", [
     (["nothing"], "no model 'nothing'"), (["gpt", "n_head=7"], "n_head"),
-    (["gpt", "n_layer=many"], "--n_layer: invalid int value: 'many'"), (["gpt", "heads=2"], "did you mean --n_head?")])
+    (["gpt", "n_layer=many"], "gpt:n_layer=many: argument --n_layer: invalid int value"),
+    (["gpt", "heads=2"], "gpt:heads=2: unknown argument --heads=2: did you mean --n_head?")])
 def test_mistakes_of_the_report(words, said, scripts):
     done = scripts.run("-m models", *words)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and said in done.stderr, done.stderr

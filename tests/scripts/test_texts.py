@@ -49,7 +49,7 @@ def test_fields_of_a_jsonl_file(tmp_path, capsys):
             docs_of(file, b'{"text": "a"}\n\n' + line)
 
 
-def test_folders_and_patterns(tmp_path, monkeypatch):
+def test_folders_and_patterns(tmp_path, monkeypatch, capsys):
     """Against a list by hand: the files of a folder or a pattern are sorted, hidden and foreign ones left out."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "c"))
@@ -59,6 +59,7 @@ def test_folders_and_patterns(tmp_path, monkeypatch):
         Path(name).write_text(json.dumps({"text": name}) if ".jsonl" in name else name, encoding="utf-8")
     os.symlink("nowhere", "b/dangling.txt")
     below = ["b/B.TXT", "b/a-/y.jsonl", "b/a/x.md", "b/z.txt"]
+    assert text_files(["b", "c"]) and capsys.readouterr().out.startswith("b: other kinds of files, left out: 1 (")
     for paths, files in ((["b"], below), (["c/*.txt", "b"], ["c/10.txt", "c/2.txt", *below]),
                          (["[1].txt"], ["[1].txt"]), (["c/[12].*"], ["c/1.md", "c/2.txt"]),
                          (["[bc]"], [*below, "c/1.md", "c/10.txt", "c/2.txt"]), (["**/?.md"], ["b/a/x.md", "c/1.md"]),
