@@ -46,26 +46,33 @@ def ends(runs):
             for steps in sorted({run["steps"] for run in runs})}
 
 
+def usual(at):
+    """The longest length at which three quarters of the systems end."""
+    return max(steps for steps, each in at.items() if len(each) >= 0.75 * max(map(len, at.values())))
+
+
 def leads_table(at, speed):
     """Loss minus gpt's at the end of each length, in nats: below zero the system is ahead. On targets that are not
-    copyable, at the longest length also on all. The furthest ahead comes first.
+    copyable, at the usual() length also on all. The furthest ahead there comes first.
 
     Then, for the length before gpt's longest: how many times the system's tokens gpt would need for the same loss, from
     gpt's own lengths; the time of a step over gpt's; and the first over the second, above 1 if the idea pays for it.
     """
     each = at_ends(at)
     ends = [(tokens, mean(some["gpt"].values())) for tokens, some in each.items() if "gpt" in some]
-    (known, loss), rows = ends[-2:][0], []
-    for name, points in sorted(leads(each).items(), key=lambda item: (-item[1][-1][0], item[1][-1][1])):
+    (known, loss), rows, most = ends[-2:][0], [], usual(at)
+    shown = [some for steps, some in at.items() if steps >= most]
+    for name in in_order(at):
         lead = difference(each[known], name, "gpt")[0]
         needed = None if lead is None else tokens_needed(ends, loss + lead)
         ratio, time = needed and needed / known, 1 / speed[name] if name in speed else None
         rows.append([f"`{name}`", f"{parameters(name):,}", *(gap(some, name)[0] for some in each.values()),
-                     str(len(at[max(at)].get(name, ()))), gap(final(at[max(at)]), name)[0],
+                     ", ".join(str(len(some.get(name, ()))) for some in shown), gap(final(at[most]), name)[0],
                      *(f"{x:.2f}" if x else "" for x in (ratio, time, ratio and time and ratio / time))])
     sizes = [f"{tokens / 1e6:.1f}M" for tokens in each]
-    return markdown(["system", "parameters", *(f"at {size}" for size in sizes), f"seeds at {sizes[-1]}",
-                     f"all targets, at {sizes[-1]}", f"gpt's tokens at {known / 1e6:.1f}M", "time of a step (CPU)",
+    late = sizes[-len(shown):]
+    return markdown(["system", "parameters", *(f"at {size}" for size in sizes), f"seeds at {', '.join(late)}",
+                     f"all targets, at {late[0]}", f"gpt's tokens at {known / 1e6:.1f}M", "time of a step (CPU)",
                      "tokens over time"], rows)
 
 
@@ -116,6 +123,12 @@ def leads(losses):
     return points
 
 
+def in_order(at):
+    """The systems but gpt; first those that reach the usual() length, by their lead there."""
+    points = leads({steps: others(each) for steps, each in at.items() if steps <= usual(at)})
+    return sorted(points, key=lambda name: (-points[name][-1][0], points[name][-1][1]))
+
+
 def spread(values, gap):
     """The values moved apart to at least `gap`, each in its place."""
     order = sorted(range(len(values)), key=values.__getitem__)
@@ -127,11 +140,11 @@ def draw(ax, points, names):
     """The lead of each system against tokens; in grey the narrowest 95% interval, around zero."""
     low = min(lead for name in names for _, lead, _ in points[name])
     heights = spread([points[name][-1][1] for name in names], -low / 22)
-    half = defaultdict(list)
+    half, last = defaultdict(list), max(points[name][-1][0] for name in names) / 1e6
     for name, y, (color, dash) in zip(names, heights, pictures.styles()):
         tokens, lead, _ = zip(*((tokens / 1e6, *rest) for tokens, *rest in points[name]))
         ax.plot(tokens, lead, dash, color=color)
-        ax.annotate(name, (tokens[-1], lead[-1]), (tokens[-1] * 1.2, y), color=color, va="center",
+        ax.annotate(name, (tokens[-1], lead[-1]), (last * 1.2, y), color=color, va="center",
                     arrowprops=dict(arrowstyle="-", color=color, lw=0.5))
         for tokens, _, width in points[name]:
             half[tokens / 1e6].append(width or 0)
@@ -141,25 +154,25 @@ def draw(ax, points, names):
 
 
 def leads_picture(at):
-    """Leads at the ends of all lengths; those along the longest runs that gpt and another system have, beside gpt's
-    losses. None if there are no such runs.
+    """Leads at the ends of all lengths; those along runs of the usual() length; gpt's losses in its longest runs. None
+    without gpt and another system at that length.
     """
-    each = next((each for each in reversed(at.values()) if {"gpt"} < set(each)), None)
-    if each is None:
+    each = at[usual(at)]
+    if len(each) < 2 or "gpt" not in each:
         return None
     fig, (axes,) = pictures.figure(1, 3, (15, 5.5), width_ratios=(3, 3, 1.5))
-    ends = leads(at_ends(at))
-    names = sorted((name for name in each if name != "gpt"), key=lambda name: ends[name][-1][1])[:SHOWN]
-    draw(axes[0], ends, names)
+    names = [name for name in in_order(at) if name in each][:SHOWN]
+    draw(axes[0], leads(at_ends(at)), names)
     draw(axes[1], leads(along(each)), names)
-    for run in each["gpt"]:
+    longest = max(steps for steps in at if "gpt" in at[steps])
+    for run in at[longest]["gpt"]:
         tokens, losses = zip(*((row["tokens"] / 1e6, row["loss"]) for row in run["val"] if row["tokens"]))
         axes[2].plot(tokens, losses, color="black", lw=0.8)
     axes[0].set(title="ends of runs, targets that are not copyable", ylabel="loss minus gpt's, nats")
-    axes[1].set(title="along the longest runs, all targets")
+    axes[1].set(title=f"along runs of {usual(at):,} steps, all targets")
     axes[2].set(title="gpt's seeds, all targets", ylabel="loss, nats")
-    for ax, room in zip(axes, (2.6, 4.4, 1.1)):                         # room for the names
-        tokens = ax.lines[0].get_xdata()
+    for ax, room in zip(axes, (3.2, 4.4, 1.1)):                         # room for the names
+        tokens = [x for line in ax.lines[:len(names)] for x in line.get_xdata()]
         ax.set(xscale="log", xlabel="training tokens (millions)")
         ax.set_xticks([0.5, 1, 2, 4, 8, 16], ["0.5", "1", "2", "4", "8", "16"])
         ax.minorticks_off()
@@ -168,10 +181,10 @@ def leads_picture(at):
 
 
 def front(text, at, speed):
-    """The repository's README with these numbers in its table: the lead at the end of the longest runs, on targets that
-    are not copyable, and the time of a step.
+    """The repository's README with these numbers in its table: the lead at the end of the usual() length, on targets
+    that are not copyable, and the time of a step.
     """
-    losses = others(at[max(at)])
+    losses = others(at[usual(at)])
     for row, system in FRONT.items():
         cells = f"| {gap(losses, system)[0]} | {1 / speed[system]:.2f} |"
         text = re.sub(rf"^(\| `{row}` \|.*?)\|[^|\n]*\|[^|\n]*\|$", lambda row: row[1] + cells, text, flags=re.M)
@@ -180,10 +193,10 @@ def front(text, at, speed):
 
 def tables(at, speed):
     """{name of a page: {NAME: table}}"""
-    rest, longest = at_ends(at), at[max(at)]
-    columns = {f"at {n / 1e6:.1f}M, not copyable": losses for n, losses in list(rest.items())[-2:]}
-    columns[f"at {max(rest) / 1e6:.1f}M, all"] = final(longest)
-    text = f"Without copyable targets {coverages(others(longest))}.\nOver all targets {coverages(final(longest))}."
+    size, each = {steps: f"at {tokens / 1e6:.1f}M" for steps, tokens in zip(at, at_ends(at))}, at[usual(at)]
+    columns = {f"{size[steps]}, not copyable": others(at[steps]) for steps in list(at)[-2:]}
+    columns[f"{size[usual(at)]}, all"] = final(each)
+    text = f"Without copyable targets {coverages(others(each))}.\nOver all targets {coverages(final(each))}."
     return {"README.md": {"leads": leads_table(at, speed)},
             "claims.md": {"claims": claims(columns), "coverage": text}}
 

@@ -136,6 +136,9 @@ def test_the_page_of_a_study(tmp_path, monkeypatch):
     lead = "-0.5000 ± 0.0000"
     assert row == [f"`{name}`", f"{size:,}", lead, lead, lead, "3", lead, f"{needed:.2f}", "1.25",
                    f"{needed / 1.25:.2f}"]
+    more = {**at, 4000: {"gpt": [{**run, "tokens": 4096 * 4000} for run in at[2000]["gpt"]]}}  # only gpt went on
+    head, _, line = report["leads_table"](more, speed).splitlines()
+    assert "| seeds at 8.2M, 16.4M | all targets, at 8.2M |" in head and f"| {lead} |  | 3, 0 | {lead} |" in line
     along = report["leads"](report["along"](at[1000]))
     assert [(n / 4096, round(lead, 9), round(half, 9)) for n, lead, half in along[name]] == [
         (n, -0.5, 0) for n in (250, 500, 750, 1000)]
@@ -145,7 +148,7 @@ def test_the_page_of_a_study(tmp_path, monkeypatch):
     (tmp_path / "README.md").write_text("<!-- leads -->\n<!-- end -->\n")
     report["main"]()
     names = [[text.get_text() for text in report["leads_picture"](lengths).axes[0].texts]
-             for lengths in (at, {**at, 4000: {"gpt": at[2000]["gpt"]}})]
+             for lengths in (at, more)]
     assert names == [[name], [name]] and report["leads_picture"]({500: {"gpt": at[500]["gpt"]}}) is None
     assert (tmp_path / "leads.png").stat().st_size > 10_000 and f"| `{name}` |" in (tmp_path / "README.md").read_text()
 
