@@ -63,6 +63,14 @@ resume() {      # a run, and the same run killed and resumed
     python3 train.py --resume "$b" && losses 0 "$a" "$b"
 }
 
+graphs() {      # a small model without and with CUDA graphs, which launch all kernels of a pass at once
+    local a=$runs/launched b=$runs/graphs
+    local flags="--preset study --dtype fp32 $small --compile --max_steps 200 --eval_tokens 65536"
+    rm -rf "$a" "$b"
+    python3 train.py $flags --out "$a" && TORCHINDUCTOR_CUDAGRAPHS=1 python3 train.py $flags --out "$b" &&
+        losses 0.1 "$a" "$b"
+}
+
 study() {       # NAME: the study, by several processes that share it, and share the GPU by MPS if there is one
     local pids="" code=0 mps=$runs/mps results=$out/$1
     mkdir -p "$mps" "$results"
@@ -78,7 +86,7 @@ study() {       # NAME: the study, by several processes that share it, and share
     [ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" ] || echo quit | nvidia-cuda-mps-control
     return $code
 }
-export -f losses first resume study
+export -f losses first resume graphs study
 
 bench() {       # NAME SIDE FLAGS OPTIONS MODEL...: bench.py with each model beside its gpt, then what predicted it;
                 # before, SIDE of them (0: none) compile at once
@@ -112,6 +120,7 @@ for model in $(cd models && ls [a-z]*.py); do                   # side by side, 
 done
 wait
 piece resume resume
+show=40 piece graphs graphs
 bench 124m 3 "$gpt2" :qk_norm=false gpt resformer satformer denseformer gpt:gate=elementwise exoformer exoformer_dynamic \
     nuresformer muddformer attnres_block:block_size=8 attnres hyperconnections
 bench exo-450m 0 "$exo" "" gpt resformer exoformer exoformer_dynamic muddformer denseformer attnres

@@ -6,7 +6,7 @@ the run: it continues from before_decay/ of the leg before, with a larger --max_
 
 Every system has its own learning rates; their ratios come from earlier sweeps. Seed 0 tunes their scale at 1,000 steps:
 the rates are halved, at most twice, as long as the loss on targets that are not copyable falls (--scales 1: no tuning).
-Seed 0 of all systems is trained first, then seeds 1 and 2, and last the longest legs.
+Seed 0 of all systems is trained first, then seeds 1 and 2, then the longest legs, and last the systems LATER.
 
 You may kill it at any moment and start it again: a run continues from its last checkpoint. A finished leg is a line in
 runs.csv and rows in logs.jsonl.xz (here or in --results), and is kept. Several processes share the work.
@@ -110,7 +110,7 @@ def train_leg(folder, system, seed, scale, rates, steps, before, args):
         shutil.rmtree(f"{folder}.part", ignore_errors=True)
         shutil.copytree(before / "before_decay", f"{folder}.part")
         Path(f"{folder}.part").rename(folder)
-    options = {"max_steps": steps, "eval_every": 100, "save_every": 50}
+    options = {"max_steps": steps, "eval_every": 100}
     if (folder / "ckpt.pt").exists():
         words, options = [], {"resume": folder, **options}
     else:
@@ -201,9 +201,10 @@ def main(argv):
         parser.error(f"{args.results.csv} has runs on other data ({', '.join(others)}): name another --results")
     tune = max(steps for steps in args.steps if steps <= max(1000, min(args.steps)))
     short = [steps for steps in args.steps if steps < 4000] or args.steps
-    groups = [[x for x in args.systems if x not in LATER], [x for x in args.systems if x in LATER]]
-    plan = [(max(short), seed, system) for group in groups for seed in range(args.seeds) for system in group]
-    plan += [(max(args.steps), seed, system) for seed in range(args.seeds) for system in args.systems if system in LONG]
+    first, later = ([x for x in args.systems if (x in LATER) == late] for late in (False, True))
+    plan = [(most, seed, system)
+            for most, systems in ((max(short), first), (max(args.steps), [x for x in first if x in LONG]),
+                                  (max(short), later)) for seed in range(args.seeds) for system in systems]
     for most, seed, system in plan:
         if scale := best_scale(system, tune, args):
             trunk(system, scale, seed, most, args)
