@@ -121,8 +121,8 @@ done
 wait
 piece resume resume
 show=40 piece graphs graphs
-bench 124m 3 "$gpt2" :qk_norm=false gpt resformer satformer denseformer gpt:gate=elementwise exoformer exoformer_dynamic \
-    nuresformer muddformer attnres_block:block_size=8 attnres hyperconnections
+bench 124m 3 "$gpt2" :qk_norm=false gpt resformer satformer denseformer gpt:gate=elementwise exoformer \
+    exoformer_dynamic nuresformer muddformer attnres_block:block_size=8 attnres hyperconnections
 bench exo-450m 0 "$exo" "" gpt resformer exoformer exoformer_dynamic muddformer denseformer attnres
 with cudnn gpt "torch.backends.cuda.enable_flash_sdp(False)"
 with flash gpt "torch.backends.cuda.enable_cudnn_sdp(False)"

@@ -73,7 +73,7 @@ def leads_table(at, speed):
     late = sizes[-len(shown):]
     return markdown(["system", "parameters", *(f"at {size}" for size in sizes), f"seeds at {', '.join(late)}",
                      f"all targets, at {late[0]}", f"gpt's tokens at {known / 1e6:.1f}M", "time of a step (CPU)",
-                     "tokens over time"], rows)
+                     f"gpt's time at {known / 1e6:.1f}M"], rows)
 
 
 def crossing(points, level):
