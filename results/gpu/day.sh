@@ -34,12 +34,14 @@ piece() {       # NAME COMMAND...: runs it unless it is done, for the time that 
 $(tail -n "${show:-3}" "$out/$name.txt" | cut -c 1-300)"
 }
 
-losses() {      # TOLERANCE RUN RUN: whether the losses of two runs differ by no more than that
+losses() {      # TOLERANCE RUN RUN: whether the losses of two runs differ by no more than that; their step times
     python3 - "$@" <<'P'
 import json, sys
-a, b = ([x["loss"] for x in map(json.loads, open(f"{run}/log.jsonl")) if x["kind"] == "train"] for run in sys.argv[2:])
+steps = [[x for x in map(json.loads, open(f"{run}/log.jsonl")) if x["kind"] == "train"] for run in sys.argv[2:]]
+a, b = ([x["loss"] for x in run] for run in steps)
 worst = max(abs(x - y) for x, y in zip(a, b, strict=True))
 print(f"{len(a)} steps, losses {a[0]:.4f} to {a[-1]:.4f}; largest difference {worst:.3g}, allowed {sys.argv[1]}")
+print("median step:", *(f'{sorted(x["ms"] for x in run)[len(run) // 2]:.1f} ms' for run in steps))
 sys.exit(worst > float(sys.argv[1]))
 P
 }
@@ -120,7 +122,7 @@ for model in $(cd models && ls [a-z]*.py); do                   # side by side, 
 done
 wait
 piece resume resume
-show=40 piece graphs graphs
+piece graphs graphs
 bench 124m 3 "$gpt2" :qk_norm=false gpt resformer satformer denseformer gpt:gate=elementwise exoformer \
     exoformer_dynamic nuresformer muddformer attnres_block:block_size=8 attnres hyperconnections
 bench exo-450m 0 "$exo" "" gpt resformer exoformer exoformer_dynamic muddformer denseformer attnres

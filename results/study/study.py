@@ -6,7 +6,7 @@ the run: it continues from before_decay/ of the leg before, with a larger --max_
 
 Every system has its own learning rates; their ratios come from earlier sweeps. Seed 0 tunes their scale at 1,000 steps:
 the rates are halved, at most twice, as long as the loss on targets that are not copyable falls (--scales 1: no tuning).
-Seed 0 of all systems is trained first, then seeds 1 and 2, then the longest legs, and last the systems LATER.
+Seed 0 of all systems is trained first, then seeds 1 and 2, then the longest legs, and last the systems in LATER.
 
 You may kill it at any moment and start it again: a run continues from its last checkpoint. A finished leg is a line in
 runs.csv and rows in logs.jsonl.xz (here or in --results), and is kept. Several processes share the work.
