@@ -27,9 +27,11 @@ import train  # noqa: E402
 from nanodepth import pictures  # noqa: E402
 
 FRONT = {"gpt --gate elementwise": "gpt-gated"} | {name: name for name in (         # in the repository's README
-    "resformer satformer exoformer exoformer_dynamic denseformer muddformer attnres hyperconnections mhc").split()}
-SYSTEMS = runpy.run_path(str(HERE / "study.py"))["SYSTEMS"]
-SHOWN = 12                                                              # systems in the picture
+    "resformer satformer exoformer nuresformer exoformer_dynamic denseformer muddformer attnres attnres_block "
+    "hyperconnections mhc").split()}
+STUDY = runpy.run_path(str(HERE / "study.py"))
+SYSTEMS, LATER = STUDY["SYSTEMS"], STUDY["LATER"]
+SHOWN = 12                                                              # systems in the picture, none of LATER
 
 
 def parameters(system):
@@ -161,7 +163,7 @@ def leads_picture(at):
     if len(each) < 2 or "gpt" not in each:
         return None
     fig, (axes,) = pictures.figure(1, 3, (15, 5.5), width_ratios=(3, 3, 1.5))
-    names = [name for name in in_order(at) if name in each][:SHOWN]
+    names = [name for name in in_order(at) if name in each and name not in LATER][:SHOWN]
     draw(axes[0], leads(at_ends(at)), names)
     draw(axes[1], leads(along(each)), names)
     longest = max(steps for steps in at if "gpt" in at[steps])
@@ -186,7 +188,8 @@ def front(text, at, speed):
     """
     losses = others(at[usual(at)])
     for row, system in FRONT.items():
-        cells = f"| {gap(losses, system)[0]} | {1 / speed[system]:.2f} |"
+        time = f"{1 / speed[system]:.2f}" if system in speed else ""
+        cells = f"| {gap(losses, system)[0]} | {time} |"
         text = re.sub(rf"^(\| `{row}` \|.*?)\|[^|\n]*\|[^|\n]*\|$", lambda row: row[1] + cells, text, flags=re.M)
     return text
 
