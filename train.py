@@ -218,7 +218,7 @@ def build_model(options, config, flags, data, device):
     model.to(device).train()
     if options.compile:
         torch._dynamo.config.optimize_ddp = False                           # else DDP splits the graph
-        model.compile(dynamic=False)                                        # in place: state-dict keys keep their names
+        probes.compile_model(options.model, model)
     return model
 
 

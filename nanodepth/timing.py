@@ -67,7 +67,7 @@ class Row:
         self.optimizers = muon.optimizers(self.model, "muon", 0.005, 0.001, 0.1, None,
                                           torch.bfloat16 if self.args.dtype == "bf16" else None)
         if self.args.compile:
-            self.model.compile(dynamic=False)
+            probes.compile_model(self.name, self.model)
         counters.clear()
         self.first = sum(self.step())
         self.breaks = sum(counters["graph_break"].values())

@@ -13,6 +13,7 @@ depth_matrix(model, idx, record)  where token_weights() is not enough: {"r": A (
                                 a sublayer or the head, reads sum_s A[l, s] outputs[s], of a record.Record of idx
 value_matrix(model, idx)        {"v" (values), "q", "k" or "g" (gates): A (L, L)}, means over the tokens: layer n has
                                 sum_m A[n, m] times what layer m computes; or (L, L + 1), first a source outside
+compiled_parts(model)           [modules] for torch.compile to compile one by one, where the whole model takes minutes
 numbers(model, means, batches)  more numbers for RUN.json: {key: value}, from means over the tokens and from passes with
                                 changed parts (record.replaced)
 """
@@ -34,6 +35,13 @@ def of(name, what):
     return getattr(find(name), what, None)
 
 
+def compile_model(name, model):
+    """Compiles model `name` for fixed shapes, as a whole or its compiled_parts() one by one. State-dict keys stay."""
+    parts = of(name, "compiled_parts")
+    for part in parts(model) if parts else [model]:             # parts run several times a step, CUDA graphs only once
+        part.compile(dynamic=False, options={"triton.cudagraphs": False} if parts else None)
+
+
 @torch.no_grad()
 def watch(model, idx, modules, inputs=False):
     """The outputs of some submodules in a forward pass on idx (B, T), in fp32 and in the order of the calls: [tensor].
@@ -47,7 +55,8 @@ def watch(model, idx, modules, inputs=False):
             hooks.enter_context(module.register_forward_hook(
                 lambda module, given, output: seen.append(given if inputs else output.float())))
         if modules:
-            model.forward(idx)
+            hooks.enter_context(torch.compiler.set_stance("force_eager"))
+            model(idx)
     return seen
 
 

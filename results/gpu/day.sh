@@ -74,16 +74,14 @@ graphs() {      # a small model without and with CUDA graphs, which launch all k
 }
 
 study() {       # NAME: the study, by several processes that share it, and share the GPU by MPS if there is one
-    local pids="" code=0 mps=$runs/mps results=$out/$1
+    local code mps=$runs/mps results=$out/$1
     mkdir -p "$mps" "$results"
     [ -z "${START:-}" ] || cp -n "$START"/runs.csv "$START"/logs.jsonl.xz "$results"
     export CUDA_MPS_PIPE_DIRECTORY=$(realpath "$mps") CUDA_MPS_LOG_DIRECTORY=$(realpath "$mps")
     nvidia-cuda-mps-control -d || pgrep nvidia-cuda-mps > /dev/null || unset CUDA_MPS_PIPE_DIRECTORY
-    for i in $(seq "$jobs"); do
-        python3 results/study/study.py --data "${DATA:-stdlib}" --results "$results" --out "$runs/$1" \
-            --scales 1 $study & pids="$pids $!"
-    done
-    for i in $pids; do wait "$i" || code=1; done
+    TORCHINDUCTOR_CUDAGRAPHS=1 python3 results/study/study.py --data "${DATA:-stdlib}" --results "$results" \
+        --out "$runs/$1" --scales 1 --jobs "$jobs" $study
+    code=$?
     wc -l "$results/runs.csv"
     [ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" ] || echo quit | nvidia-cuda-mps-control
     return $code
@@ -134,5 +132,5 @@ TORCHINDUCTOR_COMPILE_THREADS=2 piece study${PRESET:+-$PRESET} study study${PRES
 piece decode python3 bench.py --preset exo-450m $shape --models sambay --decode $contexts --json "$out/decode.json"
 piece profile python3 bench.py $exo $shape --models muddformer --profile "$out/profile.json"
 bench mudd-405m 0 "--preset mudd-405m --batch 16" "" denseformer muddformer attnres
-bench 124m 0 "$gpt2" :qk_norm=false mhc           # last: its Sinkhorn takes long to compile
+bench 124m 0 "$gpt2" :qk_norm=false mhc           # last: it takes longest to compile
 echo "all pieces tried; results in $out"

@@ -9,7 +9,7 @@ the rates are halved, at most twice, as long as the loss on targets that are not
 Seed 0 of all systems is trained first, then seeds 1 and 2, then the longest legs, and last the systems in LATER.
 
 You may kill it at any moment and start it again: a run continues from its last checkpoint. A finished leg is a line in
-runs.csv and rows in logs.jsonl.xz (here or in --results), and is kept. Several processes share the work.
+runs.csv and rows in logs.jsonl.xz (here or in --results), and is kept. With --jobs 4 four runs train at a time.
 
     python results/study/study.py --data notes --results runs/study-mine --systems gpt mine --steps 1000
 
@@ -24,14 +24,18 @@ import fcntl
 import json
 import lzma
 import math
+import os
 import shutil
 import sys
+import time
+import traceback
 from contextlib import contextmanager
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 import publish  # noqa: E402
+import torch  # noqa: E402
 
 import train  # noqa: E402
 from nanodepth import runs  # noqa: E402
@@ -44,7 +48,7 @@ GPT, MIX = (0.007, 0.024, 0.002), (0.01, 0.024, 0.008)              # rates: muo
 SYSTEMS = {  # name in the tables: model and its options, rates
     "gpt": ("gpt", GPT), "muddformer": ("muddformer", (0.01, 0.024, 0.002)), "resformer": ("resformer", MIX),
     "exoformer_dynamic": ("exoformer_dynamic", MIX), "satformer": ("satformer", GPT),
-    "attnres": ("attnres", (0.005, 0.024, 0.002)), "mhc": ("mhc --no-compile", MIX),        # compiles for too long
+    "attnres": ("attnres", (0.005, 0.024, 0.002)), "mhc": ("mhc", MIX),
     "denseformer": ("denseformer", (0.01, 0.024, 0.0005)),
     "hyperconnections": ("hyperconnections", (0.005, 0.024, 0.008)),
     "exoformer": ("exoformer", MIX), "gpt-gated": ("gpt --gate elementwise", GPT), "speedrun": ("speedrun", MIX),
@@ -91,6 +95,24 @@ class Results:
             runs.write_text(self.csv, "".join(",".join(cells) + "\n" for cells in table))
 
 
+def forked(work, *args):
+    """Begins work(*args) in a process that has all imports already -> its id. This process must not use the GPU."""
+    if pid := os.fork():
+        return pid
+    try:
+        run_script("study.py", lambda _: work(*args))
+    except SystemExit as done:
+        os._exit(done.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)
+
+
+def ended(pid):
+    """Waits for a process -> its exit code."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 @contextmanager
 def claimed(path):
     """Yields whether this process gets the work. Until the block ends, other processes that ask get False."""
@@ -105,7 +127,10 @@ def claimed(path):
 
 
 def train_leg(folder, system, seed, scale, rates, steps, before, args):
-    """Trains a leg, or the rest of it; before: the folder of the leg before, or None."""
+    """Trains a leg, or the rest of it, and adds it to the results -> exit code. before: the leg before's folder, or None.
+
+    Its output goes to FOLDER.txt, from here on: this is for a process of its own.
+    """
     if before and not (folder / "ckpt.pt").exists():
         shutil.rmtree(f"{folder}.part", ignore_errors=True)
         shutil.copytree(before / "before_decay", f"{folder}.part")
@@ -118,15 +143,15 @@ def train_leg(folder, system, seed, scale, rates, steps, before, args):
         model = SYSTEMS.get(system, (system,))[0]
         words = [*RECIPE.format(model).split(), *args.options]
         options |= dict(zip(("muon_lr", "adamw_lr", "mix_lr"), rates), out=folder, data=args.data, seed=seed)
-    words += [word for name, x in options.items() for word in (f"--{name}", x)]
-    text = Path(f"{folder}.txt")
-    print(f"{folder.name}: see {text}", flush=True)
-    code = publish.script(text, "train.py", *words)
-    if code not in (0, 3):                                          # 3: the loss is not finite
-        raise UserError(f"{text}: {text.read_text().splitlines()[-1]}", code=code)
-    line, rows = summary(folder, system, scale)
-    args.results.add(line, rows)
-    print(f"{folder.name}: loss {line['loss']:.4f}", flush=True)
+    words += [str(word) for name, x in options.items() for word in (f"--{name}", x)]
+    with open(f"{folder}.txt", "a") as f:
+        os.dup2(f.fileno(), 1), os.dup2(f.fileno(), 2)
+    torch.set_num_threads(1)
+    if (code := train.main(words)) in (0, 3):                       # 3: the loss is not finite
+        torch.set_float32_matmul_precision("highest")               # train.py allows TF32
+        args.results.add(*summary(folder, system, scale))
+        return 0
+    return code
 
 
 def summary(folder, system, scale):
@@ -159,7 +184,10 @@ def trunk(system, scale, seed, most, args):
             if folder.name not in args.results.legs():
                 if not mine:
                     return None
-                train_leg(folder, system, seed, scale, rates, steps, before, args)
+                print(f"{folder.name}: see {folder}.txt", flush=True)
+                if code := ended(forked(train_leg, folder, system, seed, scale, rates, steps, before, args)):
+                    raise UserError(f"{folder}.txt: {Path(f'{folder}.txt').read_text().splitlines()[-1]}", code=code)
+                print(f"{folder.name}: loss {float(args.results.legs()[folder.name]['loss']):.4f}", flush=True)
             if (folder / "before_decay").exists():
                 before = folder
             leg = args.results.legs()[folder.name]
@@ -181,6 +209,14 @@ def best_scale(system, steps, args):
     return best
 
 
+def work(plan, tune, args):
+    """Trains the plan [(steps, seed, system)], several times until other processes have done their part too."""
+    while plan:
+        plan = [(most, seed, system) for most, seed, system in plan
+                if not ((scale := best_scale(system, tune, args)) and trunk(system, scale, seed, most, args))]
+        time.sleep(5 if plan else 0)
+
+
 def main(argv):
     parser = Parser("study.py", description=__doc__)
     parser.add_argument("--data", default="wiki", help="folder made by data_prep.py, or its name under data/ (wiki)")
@@ -191,9 +227,12 @@ def main(argv):
     parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds per system (%(default)s)")
     parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), metavar="SYSTEM",
                         help=f"to train: {' '.join(SYSTEMS)} (all), or any other model")
+    parser.add_argument("--jobs", type=int, default=1, help="runs that train at the same time (%(default)s)")
     args, args.options = parser.parse_known_args(argv)              # further options go to train.py
     for system in args.systems:                                     # a mistake in one ends the study now
         train.parse([*RECIPE.format(SYSTEMS.get(system, (system,))[0]).split(), *args.options])
+    if args.jobs < 1:
+        parser.error(f"--jobs {args.jobs}: at least 1")
     out = args.out or (Path("runs/study") if args.results == HERE else args.results / "runs")
     args.out, args.results = out.resolve(), Results(args.results.resolve())
     fingerprint = Data(find_folder(args.data)).fingerprint
@@ -205,9 +244,8 @@ def main(argv):
     plan = [(most, seed, system)
             for most, systems in ((max(short), first), (max(args.steps), [x for x in first if x in LONG]),
                                   (max(short), later)) for seed in range(args.seeds) for system in systems]
-    for most, seed, system in plan:
-        if scale := best_scale(system, tune, args):
-            trunk(system, scale, seed, most, args)
+    if code := max(ended(pid) for pid in [forked(work, plan, tune, args) for _ in range(args.jobs)]):
+        return code
     print(f"done: {shell('results/compare.py', args.results.folder)}")
 
 

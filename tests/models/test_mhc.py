@@ -7,6 +7,7 @@ from reference import compare, float64, rms, setup, show, sigmoid  # noqa: F401 
 from test_hyperconnections import build, connections, streams
 
 import models
+import probes
 
 OWN = dict(n_layer=2, n_streams=3, sinkhorn_steps=20)
 
@@ -66,3 +67,22 @@ def test_sinkhorn_of_any_size_is_finite_in_fp32(size):
     for wide, narrow in zip(*found):
         assert (wide - narrow).abs().max() < 1e-6 * size
     assert (sinkhorn(1000 * torch.eye(4)[[2, 0, 3, 1]], 20) == torch.eye(4)[[2, 0, 3, 1]]).all()
+
+
+def test_blocks_share_a_compiled_graph(monkeypatch):
+    """All but the first, whose streams are one tensor. The hooks of stats() need no graph."""
+    torch._dynamo.reset()
+    model = models.build("mhc", vocab_size=16, n_layer=4, d_model=16, n_head=2)
+    idx, graphs = torch.arange(16)[None], []
+
+    def count(graph, inputs, options):
+        graphs.append(graph)
+        return graph.forward
+
+    want, compiled = model(idx, idx)[1], torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda part, **how: compiled(part, backend=count, **how))
+    probes.compile_model("mhc", model)
+    for _ in range(2):
+        torch.testing.assert_close(model(idx, idx)[1], want)
+        probes.stats("mhc", model, idx)
+    assert len(graphs) == 2
