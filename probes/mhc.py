@@ -7,7 +7,7 @@ def costs(c, T):
 
 
 def compiled_parts(model):
-    """The blocks, which share one program. The whole model would be a program with every Sinkhorn step of every layer."""
+    """The blocks, which share one program. As a whole it would be one with every Sinkhorn step of every layer."""
     return model.blocks
 
 

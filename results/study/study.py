@@ -127,9 +127,8 @@ def claimed(path):
 
 
 def train_leg(folder, system, seed, scale, rates, steps, before, args):
-    """Trains a leg, or the rest of it, and adds it to the results -> exit code. before: the leg before's folder, or None.
-
-    Its output goes to FOLDER.txt, from here on: this is for a process of its own.
+    """Trains a leg, or the rest of it, and adds it to the results -> exit code. For a process of its own, whose output
+    goes to FOLDER.txt. before: the folder of the leg before, or None.
     """
     if before and not (folder / "ckpt.pt").exists():
         shutil.rmtree(f"{folder}.part", ignore_errors=True)
