@@ -265,7 +265,7 @@ def main(argv):
                f"micro-steps x {ranks.world} ranks; {options.max_steps:,} steps = {n_tokens:,} tokens = "
                f"{batches.n_epochs:.2g} epochs")
     say(ranks, f"{ranks.device}{f' ({options.threads} threads)' if options.threads else ''}, {options.dtype}, "
-               f"{'compiled' if options.compile else 'eager'}, torch {torch.__version__}; "
+               f"{'compiled (slow at first)' if options.compile else 'eager'}, torch {torch.__version__}; "
                f"to resume: {shell('train.py', '--resume', run.path)}")
     if options.resume:
         for old in runs.changed(run.path, sources):
@@ -273,7 +273,7 @@ def main(argv):
         say(ranks, f"going on at step {run.start} of {options.max_steps}" if run.start < options.max_steps else
             f"{run.path} is finished: it has all its {options.max_steps} steps")
     elif options.init_from:
-        say(ranks, f"starting with the weights of {options.init_from}")
+        say(ranks, f"starting with the weights of {options.init_from}, and so with its shape")
 
     signals = []                                                            # a second one ends the process at once
 

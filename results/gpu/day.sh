@@ -80,7 +80,7 @@ study() {       # NAME: the study, by several processes that share it, and share
     export CUDA_MPS_PIPE_DIRECTORY=$(realpath "$mps") CUDA_MPS_LOG_DIRECTORY=$(realpath "$mps")
     nvidia-cuda-mps-control -d || pgrep nvidia-cuda-mps > /dev/null || unset CUDA_MPS_PIPE_DIRECTORY
     TORCHINDUCTOR_CUDAGRAPHS=1 python3 results/study/study.py --data "${DATA:-stdlib}" --results "$results" \
-        --out "$runs/$1" --scales 1 --jobs "$jobs" $study
+        --out "$runs/$1" --scales ${SCALES:-1} --jobs "$jobs" $study
     code=$?
     wc -l "$results/runs.csv"
     [ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" ] || echo quit | nvidia-cuda-mps-control
