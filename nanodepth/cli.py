@@ -126,8 +126,7 @@ class Parser(argparse.ArgumentParser):
     """Reports a mistake in the flags in one line, with exit code 2. For an unknown flag it suggests the nearest."""
 
     def __init__(self, prog=None, **settings):
-        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        super().__init__(prog, **{**settings, "allow_abbrev": False})
+        super().__init__(prog, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
 
     def error(self, message):
         raise UserError(message)
