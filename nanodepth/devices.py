@@ -51,7 +51,6 @@ def autocast(device, dtype):
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bf16")
 
 
-@torch.no_grad()
 def cast_weights(model, dtype):
     """Returns the model, for generation: with dtype "bf16" its matrices are cast to bf16 once, not for every token.
 
