@@ -36,8 +36,7 @@ def user_errors(prefix=""):
     except UserError:
         raise
     except ValueError as e:
-        first, *_ = str(e).split("\n")
-        raise UserError(prefix + first) from None
+        raise UserError(prefix + str(e).split("\n")[0]) from None
 
 
 def names():
