@@ -85,9 +85,8 @@ class Data:
         if not file.exists() and (self.path / "token_bytes.npy").exists():
             raise UserError(f"{file} is missing: prepare the folder again")
         try:
-            public = {"tokenizer": "gpt2", "vocab_size": 50257, "shards": {}}
             self.meta = json.loads(file.read_bytes()) if file.exists() else {}
-            here = self.meta if file.exists() else public
+            here = self.meta if file.exists() else {"tokenizer": "gpt2", "vocab_size": 50257, "shards": {}}
             self.tokenizer, self.vocab_size, shards = here["tokenizer"], here["vocab_size"], here["shards"]
             if not (type(self.tokenizer) is str and type(self.vocab_size) is int and 0 < self.vocab_size <= MAX_VOCAB
                     and all(split_of(name) and type(x["tokens"]) is int and x["sha256"] for name, x in shards.items())):
