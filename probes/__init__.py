@@ -38,7 +38,7 @@ def of(name, what):
 def compile_model(name, model):
     """Compiles model `name` for fixed shapes, as a whole or its compiled_parts() one by one. State-dict keys stay."""
     parts = of(name, "compiled_parts")
-    for part in parts(model) if parts else [model]:             # parts run several times a step, CUDA graphs only once
+    for part in parts(model) if parts else [model]:         # a CUDA graph of the next part would overwrite one's output
         part.compile(dynamic=False, options={"triton.cudagraphs": False} if parts else None)
 
 

@@ -3,6 +3,7 @@ import json
 import math
 import runpy
 import statistics
+import subprocess
 import sys
 from pathlib import Path
 
@@ -111,6 +112,24 @@ def test_the_queue(data, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["compare.py", str(tmp_path / "nowhere")])
         compare.main()
     assert "no study there yet" in capsys.readouterr().err
+
+
+def test_jobs_are_forked(data, tmp_path):
+    """Two systems at a time, each in two legs, for real; a leg that fails ends the study with its last line."""
+    def study(*words):
+        shape = "--n_layer 1 --d_model 16 --n_head 1 --seq_len 16 --batch_tokens 64 --eval_tokens 64 --device cpu"
+        return subprocess.run([sys.executable, RESULTS / "study" / "study.py", "--data", data, "--results", tmp_path,
+                               "--jobs", "2", "--seeds", "1", "--scales", "1", "--no-compile", *shape.split(), *words],
+                              capture_output=True, text=True)
+
+    names = ["gpt", next(name for name in models.names() if name != "gpt")]
+    done = study("--systems", *names, "--steps", "5", "10")
+    assert done.returncode == 0, done.stderr
+    found = {run["run"]: run for run in compare.read(tmp_path)}
+    assert set(found) == {f"{name}-x1-seed0-{steps}" for name in names for steps in (5, 10)}
+    assert all(run["val"][-1]["step"] == run["steps"] and math.isfinite(run["others"]) for run in found.values())
+    failed = study("--systems", "gpt", "--steps", "20", "--seq_len", "100000")
+    assert failed.returncode == 2 and "add --max_len 100000" in failed.stderr.splitlines()[-1]
 
 
 def test_the_page_of_a_study(tmp_path, monkeypatch):
