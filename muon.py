@@ -98,7 +98,7 @@ class Muon(torch.optim.Optimizer):
         if order[rank::world]:
             shares = [list(same) for _, same in groupby(order[rank::world], key=lambda p: (p.shape, p.dtype))]
             own[:sizes[rank]] = torch.cat([orthogonal(params).flatten() for params in shares])
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor    # its name in torch 2.11
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor    # torch 2.11 has no other
         gather(everything, own)
         update = {}
         for r, row in enumerate(everything.view(world, -1)):
@@ -161,7 +161,7 @@ def split_params(model):
     return list(chosen.values()), [p for p in model.parameters() if id(p) not in chosen]
 
 
-def mixes(model):
+def mixing_params(model):
     """The mixing parameters: those that a plain Transformer does not have. Most of them mix layers.
 
     They are split_params' rest without embeddings, head, norms (modules whose name ends in "norm", or their class's in
@@ -169,19 +169,19 @@ def mixes(model):
     """
     usual = {id(p) for name, m in model.named_modules() for p in m.parameters(recurse=False)
              if isinstance(m, nn.Embedding) or name == "head" or name.endswith("norm")
-             or type(m).__name__.endswith("Norm") or isinstance(m, nn.Linear) and p.ndim == 1}
+             or type(m).__name__.endswith("Norm") or isinstance(m, nn.Linear) and p is m.bias}
     return [p for p in split_params(model)[1] if id(p) not in usual]
 
 
 def optimizers(model, kind, muon_lr, adamw_lr, weight_decay, second_moment=None, dtype=None, mix_lr=None):
     """The optimizers of a run: [Muon, AdamW] for kind "muon", [AdamW] for "adamw". Only the matrices decay.
 
-    muon_lr is for the matrices, adamw_lr for embeddings, head, norms and biases, mix_lr for mixes(model) (None:
+    muon_lr is for the matrices, adamw_lr for embeddings, head, norms and biases, mix_lr for mixing_params(model) (None:
     adamw_lr). second_moment and dtype are Muon's. Each group holds its peak rate in "peak_lr", for the schedule.
     ValueError for another kind.
     """
     matrices, rest = split_params(model)
-    mixing = {id(p) for p in mixes(model)}
+    mixing = {id(p) for p in mixing_params(model)}
     mix_lr = adamw_lr if mix_lr is None else mix_lr
     groups = [dict(params=[p for p in rest if id(p) not in mixing], lr=adamw_lr, weight_decay=0.0),
               dict(params=[p for p in rest if id(p) in mixing], lr=mix_lr, weight_decay=0.0)]

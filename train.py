@@ -96,8 +96,9 @@ def parse(argv):
     for name in ("model", "preset", "resume", "init_from"):
         first.add_argument(f"--{name}")
     asked = first.parse_known_args(argv)[0]
-    for name in (name for name, word in vars(asked).items() if word == ""):
-        raise UserError(f"--{name} is empty: give a name, or leave it out")
+    for name, word in vars(asked).items():
+        if word == "":
+            raise UserError(f"--{name} is empty: give a name, or leave it out")
     old, options = {}, {}
     if source := asked.resume or asked.init_from:
         checkpoint = runs.read_checkpoint(run_folder(source))
@@ -168,7 +169,7 @@ def lr_scale(step, options):
 
 
 def constant_until(options):
-    """The last step at which a wsd run can still be made longer: rate and momentum decay later. Cosine: -1."""
+    """The step after which rate or momentum decays: up to it a wsd run can be made longer. Cosine: -1."""
     n_momentum = muon.momentum_span(options.max_steps) if options.optimizer == "muon" else 0
     n_last = max(n_momentum, round(options.decay_frac * options.max_steps))
     return options.max_steps - n_last if options.schedule == "wsd" else -1
@@ -371,7 +372,8 @@ def train(run, options, model, optimizers, batches, ranks, flops, signals):
             optimizer.zero_grad(set_to_none=not ranks.parallel)                     # several ranks: kept for DDP
 
         seconds, lr = time.perf_counter() - since, optimizers[0].param_groups[0]["lr"]
-        speed, spent, n_done = options.batch_tokens / seconds, spent + seconds, step + 1 - run.start
+        speed, n_done = options.batch_tokens / seconds, step + 1 - run.start
+        spent += seconds
         row = {"loss": loss, "lr": lr, "grad_norm": grad_norm, "ms": seconds * 1000, "tok_s": speed}
         row |= {"mfu": speed * flops / (peak * ranks.world)} if peak else {}
         run.log("train", step + 1, **row)

@@ -10,7 +10,7 @@ the softmax of one score is 1. No w_l depends on the input, so one product score
 
 Changed from gpt.py: Config, Block.forward, Model.__init__, Model.init_weights, Model.forward
 Equal to gpt.py when: all queries are zero, as they are at the start. All weights are then equal: h_l is the residual
-    sum over l + 1, and every reader's norm removes that factor (up to norm_eps).
+    sum divided by l + 1, and every reader's norm removes that factor (up to norm_eps).
 Optimizer: the queries go to AdamW at mix_lr, train.py's rate for mixing parameters, without weight decay.
 Other default than gpt.py's: norm_eps. At the start (zero_init) all v_s but the embedding are zero, so h_l is the
     embedding (std 0.02) divided by l + 1: its mean square is 6e-7 at l = 24, and an eps of 1e-6 would shrink it.
@@ -158,7 +158,7 @@ class DepthAttention(nn.Module):
         l, v = len(outputs) - 1, outputs[-1]
         scores.append(F.linear(F.rms_norm(v, v.shape[-1:], eps=self.eps), self.query))              # (B, T, 2 L)
         alpha = torch.stack([s[..., l - 1] for s in scores], dim=-1).softmax(-1).type_as(v)         # (B, T, l + 1)
-        return sum(a[..., None] * v_s for a, v_s in zip(alpha.unbind(-1), outputs))
+        return sum(a[..., None] * v_s for a, v_s in zip(alpha.unbind(-1), outputs, strict=True))
 
 
 class Block(nn.Module):
@@ -170,7 +170,7 @@ class Block(nn.Module):
         self.mlp = MLP(c.d_model, c.d_ff)
 
     def forward(self, outputs, read, rope, cache=None):
-        """Appends the outputs of attention and MLP. read(): the weighted mean of the outputs so far."""
+        """Appends the outputs of attention and MLP. read(), called once after each output: their weighted mean."""
         outputs.append(self.attn(self.attn_norm(read()), rope, cache))
         outputs.append(self.mlp(self.mlp_norm(read())))
 
@@ -196,7 +196,7 @@ class Model(nn.Module):
     def init_weights(self):
         """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
-            module = f".{name}".split(".")[-2]
+            module = f".{name}".split(".")[-2]                                     # "wq" of "blocks.0.attn.wq.weight"
             if name == "depth_attention.query":
                 p.zero_()
             elif module.endswith("norm"):
@@ -218,9 +218,10 @@ class Model(nn.Module):
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
         outputs, scores = [x], []
+        read = lambda: self.depth_attention(outputs, scores)
         for block in self.blocks:
-            block(outputs, lambda: self.depth_attention(outputs, scores), rope, cache)
-        return self.output(self.depth_attention(outputs, scores), targets, cache)
+            block(outputs, read, rope, cache)
+        return self.output(read(), targets, cache)
 
     def rope(self, T, cache):
         """cos, sin (T, 1, D/2) of the next T positions."""

@@ -157,10 +157,10 @@ class DepthAttention(nn.Module):
 
     def forward(self, outputs, scores):
         """h_l (B, T, C) from b_0 .. b_{l-1} and v_l, which becomes b_l. scores: those of the b_s for all readers."""
-        l, n = len(outputs) - 1, self.block_size
-        if l > 1 and (l - 1) % n:                           # v_l is not the first output of its block
+        l = len(outputs) - 1
+        if l > 0 and (l - 1) % self.block_size:             # v_l is not the first output of its block
             outputs[l] = outputs[l - 1] + outputs[l]
-        v, sources = outputs[l], [*range(0, l, n), l]       # the embedding, the finished blocks, this block so far
+        v, sources = outputs[l], [*range(0, l, self.block_size), l]     # the embedding, finished blocks, this one so far
         scores.append(F.linear(F.rms_norm(v, v.shape[-1:], eps=self.eps), self.query))              # (B, T, 2 L)
         alpha = torch.stack([scores[s][..., l - 1] for s in sources], dim=-1).softmax(-1).type_as(v)    # (B, T, S)
         return sum(a[..., None] * outputs[s] for a, s in zip(alpha.unbind(-1), sources))
@@ -175,7 +175,7 @@ class Block(nn.Module):
         self.mlp = MLP(c.d_model, c.d_ff)
 
     def forward(self, outputs, read, rope, cache=None):
-        """Appends the outputs of attention and MLP. read(): the weighted mean of the outputs so far."""
+        """Appends the outputs of attention and MLP. read(), called once after each output: their weighted mean."""
         outputs.append(self.attn(self.attn_norm(read()), rope, cache))
         outputs.append(self.mlp(self.mlp_norm(read())))
 
@@ -201,7 +201,7 @@ class Model(nn.Module):
     def init_weights(self):
         """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
-            module = f".{name}".split(".")[-2]
+            module = f".{name}".split(".")[-2]                                     # "wq" of "blocks.0.attn.wq.weight"
             if name == "depth_attention.query":
                 p.zero_()
             elif module.endswith("norm"):
@@ -223,9 +223,10 @@ class Model(nn.Module):
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
         outputs, scores = [x], []
+        read = lambda: self.depth_attention(outputs, scores)
         for block in self.blocks:
-            block(outputs, lambda: self.depth_attention(outputs, scores), rope, cache)
-        return self.output(self.depth_attention(outputs, scores), targets, cache)
+            block(outputs, read, rope, cache)
+        return self.output(read(), targets, cache)
 
     def rope(self, T, cache):
         """cos, sin (T, 1, D/2) of the next T positions."""

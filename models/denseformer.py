@@ -200,7 +200,7 @@ class Model(nn.Module):
     def init_weights(self):
         """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
-            module = f".{name}".split(".")[-2]
+            module = f".{name}".split(".")[-2]                                     # "wq" of "blocks.0.attn.wq.weight"
             if name.endswith(".alpha"):
                 p.zero_()
                 p[-1] = 1.0                                                         # Y_i = X_i

@@ -5,9 +5,9 @@ ExoFormer gives the second job to an anchor: separate projections of the embeddi
 layers (Eq. 5; W_anc is `anchor`):
     [Q_anc K_anc V_anc G_anc] = x_0 W_anc
 Each layer n mixes them into its own, for S in {Q, K, V, G}, before QK norm and rotation (Eq. 1):
-    S_n  <-  lambda_anchor_n * norm_S(S_anc) + lambda_self_n * S_n
+    S_n  <-  lambda_anchor_n^S * norm_S(S_anc) + lambda_self_n^S * S_n
 G are the gate's logits: the attention output is multiplied by sigmoid(G) before wo. norm_S is an RMSNorm per head. The
-lambdas are learned and start at 0.5.
+eight lambdas of a layer, two for each S, are learned and start at 0.5.
 `granularity` is the shape of a lambda: elementwise (heads, D), headwise (heads, 1) or scalar (1, 1).
 `norms` says which S have a norm_S: qkvg, qk (the paper's "Only Q/K Norms") or none ("No Norm").
 
@@ -199,7 +199,7 @@ class Model(nn.Module):
     def init_weights(self):
         """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
-            module = f".{name}".split(".")[-2]
+            module = f".{name}".split(".")[-2]                                     # "wq" of "blocks.0.attn.wq.weight"
             if module.endswith("norm"):
                 p.fill_(1.0)
             elif "lambda" in name:

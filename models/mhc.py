@@ -155,7 +155,7 @@ def mix(weights, X):
 
 def sinkhorn(z, steps):
     """exp(z) (..., n, n), made doubly stochastic: `steps` times, columns and then rows are divided by their sums."""
-    K = z.log_softmax(-2).softmax(-1)           # the first step; safe for any z: no sum below is under 1 / n^2
+    K = z.log_softmax(-2).softmax(-1)           # the first step; a row of exp(z) could underflow
     a = b = torch.ones_like(K[..., 0])          # P_ij = a_i K_ij b_j: a step changes 2 n numbers, not n x n
     for _ in range(steps - 1):
         b = 1 / (a[..., :, None] * K).sum(-2)

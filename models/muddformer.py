@@ -207,7 +207,7 @@ class Model(nn.Module):
     def init_weights(self):
         """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
-            module = f".{name}".split(".")[-2]
+            module = f".{name}".split(".")[-2]                                     # "wq" of "blocks.0.attn.wq.weight"
             if "norm" in name:
                 p.fill_(1e-3 if "post_norms" in name else 1.0)
             elif name.endswith(".a"):

@@ -2,7 +2,7 @@
 
 As in ResFormer, the later layers read what the first layer has computed: not only its values but also its queries, keys
 and gate, each through a norm. For each S in {Q, K, V, G}, layer n >= 2 forms, before QK norm and rotation (Eq. 1):
-    S_n  <-  lambda_anchor_n * norm_S(S_1) + lambda_self_n * S_n
+    S_n  <-  lambda_anchor_n^S * norm_S(S_1) + lambda_self_n^S * S_n
 The first layer itself uses its plain S_1 and has no lambdas. So it does two jobs, as a layer and as the source that all
 later layers read; exoformer.py separates them. G, norm_S, the lambdas, `granularity` and `norms` are exoformer.py's.
 
@@ -197,7 +197,7 @@ class Model(nn.Module):
     def init_weights(self):
         """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
-            module = f".{name}".split(".")[-2]
+            module = f".{name}".split(".")[-2]                                     # "wq" of "blocks.0.attn.wq.weight"
             if module.endswith("norm"):
                 p.fill_(1.0)
             elif "lambda" in name:

@@ -16,7 +16,7 @@ Equal to gpt.py when: lambda1 = 0 and lambda2 = 1.
 Optimizer: scale, logits and the lambdas go to AdamW at train.py's mix_lr, without weight decay.
 With plus, scale starts at the number of reading layers and logits at 0, so lambda1 = 1; lambda2 starts at 0.5.
 Paper and code: we found no code of the authors for plus. In SATFormer's (arXiv:2605.03953) the softmax runs over all
-L - 1 later layers even if only k read, and scale is L.
+L - 1 later layers even if only k read, and scale starts at L.
 """
 import math
 from dataclasses import dataclass
@@ -213,7 +213,7 @@ class Model(nn.Module):
     def init_weights(self):
         """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
-            module = f".{name}".split(".")[-2]
+            module = f".{name}".split(".")[-2]                                     # "wq" of "blocks.0.attn.wq.weight"
             if module == "value_mix":
                 p.fill_({"scale": self.config.last_k, "logits": 0.0}.get(name.split(".")[-1], 0.5))
             elif module.endswith("norm"):

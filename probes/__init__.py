@@ -14,7 +14,7 @@ depth_matrix(model, idx, record)  where token_weights() is not enough: {"r": A (
 value_matrix(model, idx)        {"v" (values), "q", "k" or "g" (gates): A (L, L)}, means over the tokens: layer n has
                                 sum_m A[n, m] times what layer m computes; or (L, L + 1), first a source outside
 compiled_parts(model)           [modules] for torch.compile to compile one by one, where the whole model takes minutes
-numbers(model, means, batches)  more numbers for RUN.json: {key: value}, from means over the tokens and from passes with
+numbers(model, means, batches)  more numbers for analyze.py probe's RUN.json: {key: value}, from means over the tokens and from passes with
                                 changed parts (record.replaced)
 """
 from contextlib import ExitStack
@@ -47,7 +47,7 @@ def watch(model, idx, modules, inputs=False):
     """The outputs of some submodules in a forward pass on idx (B, T), in fp32 and in the order of the calls: [tensor].
     With inputs=True their inputs: [tuple].
 
-    Runs eagerly: hooks would make a compiled model compile again, which takes as long as for training.
+    Runs eagerly: with hooks a compiled model would be compiled once more, which takes minutes.
     """
     seen = []
     with ExitStack() as hooks:

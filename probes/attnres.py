@@ -1,4 +1,6 @@
 """Probes of attnres.py; attnres_block.py, attnres_delta.py and mhar.py share most of them."""
+from bisect import bisect_left
+
 import torch
 
 from probes import watch
@@ -46,6 +48,6 @@ def depth_matrix(model, idx, record):
     A = like.new_zeros(*like.shape[:2], n, n)
     A[..., 0, 0] = 1.0                                                              # reader 0 has one source
     for l, alpha in enumerate(alphas(model, idx), start=1):
-        last = sources(model, l)
-        A[..., l, :l + 1] = alpha[..., [next(i for i, s in enumerate(last) if s >= output) for output in range(l + 1)]]
+        read = sources(model, l)
+        A[..., l, :l + 1] = alpha[..., [bisect_left(read, output) for output in range(l + 1)]]
     return {"r": A}

@@ -50,7 +50,7 @@ def value_matrix(model, idx):
     """An anchor from outside is an extra first column (L, L + 1). Anchors count after their norm."""
     layers, L, out = mixing(model), len(model.blocks), {}
     factors = [g.mean((0, 1)).tolist() for g in watch(model, idx, gammas(model))] or [[(1, 1)] * 4] * len(layers)
-    outside = int(len(layers) == L)
+    outside = int(hasattr(model, "anchor"))
     for i, (s, w) in enumerate(MAPS.items()):
         out[s] = torch.cat((torch.zeros(L, outside), torch.eye(L)), dim=1)
         for (layer, attn), gamma in zip(layers.items(), factors):

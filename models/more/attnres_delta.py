@@ -155,7 +155,7 @@ class DepthAttention(nn.Module):
         l, v = len(outputs) - 1, outputs[-1]
         scores.append(F.linear(F.rms_norm(v, v.shape[-1:], eps=self.eps), self.query))              # (B, T, 2 L)
         alpha = torch.stack([s[..., l - 1] for s in scores], dim=-1).softmax(-1).type_as(v)         # (B, T, l + 1)
-        return sum(a[..., None] * v_s for a, v_s in zip(alpha.unbind(-1), outputs))
+        return sum(a[..., None] * v_s for a, v_s in zip(alpha.unbind(-1), outputs, strict=True))
 
 
 class Block(nn.Module):
@@ -194,7 +194,7 @@ class Model(nn.Module):
     def init_weights(self):
         """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
-            module = f".{name}".split(".")[-2]
+            module = f".{name}".split(".")[-2]                                     # "wq" of "blocks.0.attn.wq.weight"
             if name == "depth_attention.query":
                 p.zero_()
             elif module.endswith("norm"):
@@ -216,8 +216,9 @@ class Model(nn.Module):
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
         outputs, scores = [x], []
+        read = lambda: self.depth_attention(outputs, scores)
         for block in self.blocks:
-            x = block(x, outputs, lambda: self.depth_attention(outputs, scores), rope, cache)
+            x = block(x, outputs, read, rope, cache)
         return self.output(x, targets, cache)
 
     def rope(self, T, cache):

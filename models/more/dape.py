@@ -230,7 +230,7 @@ class Model(nn.Module):
     def init_weights(self):
         """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
-            module = f".{name}".split(".")[-2]
+            module = f".{name}".split(".")[-2]                                     # "wq" of "blocks.0.attn.wq.weight"
             if module.startswith("conv"):
                 bound = self.get_submodule(name.rpartition(".")[0]).weight[0].numel() ** -0.5
                 p.uniform_(-bound, bound)                                           # torch's own for convolutions

@@ -197,7 +197,7 @@ class Model(nn.Module):
     def init_weights(self):
         """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
-            module = f".{name}".split(".")[-2]
+            module = f".{name}".split(".")[-2]                                     # "wq" of "blocks.0.attn.wq.weight"
             if module.endswith("norm"):
                 p.fill_(1.0)
             elif module in ("wo", "w_down", "head") and self.config.zero_init:

@@ -160,7 +160,7 @@ class DepthAttention(nn.Module):
         key = F.rms_norm(v, v.shape[-1:], eps=self.eps).unflatten(-1, self.slices)                  # (B, T, n, C / n)
         scores.append(torch.einsum("btnc,lnc->btnl", key, self.query.unflatten(-1, self.slices)))   # (B, T, n, 2 L)
         alpha = torch.stack([s[..., l - 1] for s in scores], dim=-1).softmax(-1).type_as(v)         # (B, T, n, l + 1)
-        return sum(a[..., None] * v.unflatten(-1, self.slices) for a, v in zip(alpha.unbind(-1), outputs)).flatten(-2)
+        return sum(a[..., None] * v.unflatten(-1, self.slices) for a, v in zip(alpha.unbind(-1), outputs, strict=True)).flatten(-2)
 
 
 class Block(nn.Module):
@@ -172,7 +172,7 @@ class Block(nn.Module):
         self.mlp = MLP(c.d_model, c.d_ff)
 
     def forward(self, outputs, read, rope, cache=None):
-        """Appends the outputs of attention and MLP. read(): the weighted mean of the outputs so far."""
+        """Appends the outputs of attention and MLP. read(), called once after each output: their weighted mean."""
         outputs.append(self.attn(self.attn_norm(read()), rope, cache))
         outputs.append(self.mlp(self.mlp_norm(read())))
 
@@ -198,7 +198,7 @@ class Model(nn.Module):
     def init_weights(self):
         """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
-            module = f".{name}".split(".")[-2]
+            module = f".{name}".split(".")[-2]                                     # "wq" of "blocks.0.attn.wq.weight"
             if name == "depth_attention.query":
                 p.zero_()
             elif module.endswith("norm"):
@@ -220,9 +220,10 @@ class Model(nn.Module):
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
         outputs, scores = [x], []
+        read = lambda: self.depth_attention(outputs, scores)
         for block in self.blocks:
-            block(outputs, lambda: self.depth_attention(outputs, scores), rope, cache)
-        return self.output(self.depth_attention(outputs, scores), targets, cache)
+            block(outputs, read, rope, cache)
+        return self.output(read(), targets, cache)
 
     def rope(self, T, cache):
         """cos, sin (T, 1, D/2) of the next T positions."""

@@ -204,7 +204,7 @@ class Model(nn.Module):
     def init_weights(self):
         """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
-            module = f".{name}".split(".")[-2]
+            module = f".{name}".split(".")[-2]                                     # "wq" of "blocks.0.attn.wq.weight"
             if name in ("resid", "x0", "skips", "backout"):
                 p.fill_({"resid": 1.0, "x0": 0.0, "skips": 1.0, "backout": 0.2}[name])
             elif module == "value_gate":

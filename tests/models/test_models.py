@@ -264,20 +264,20 @@ def test_optimizer_groups_are_a_partition(name, options):
     matrices, rest = muon.split_params(model)
     everything = sorted(map(id, model.parameters()))
     assert sorted(map(id, matrices + rest)) == everything, f"models/{name}.py: see split_params in muon.py"
-    assert all(p.ndim >= 2 for p in matrices) and {id(p) for p in muon.mixes(model)} <= {id(p) for p in rest}
+    assert all(p.ndim >= 2 for p in matrices) and {id(p) for p in muon.mixing_params(model)} <= {id(p) for p in rest}
     for kind in ("muon", "adamw"):
         opts = muon.optimizers(model, kind, 0.02, 0.01, 0.1, mix_lr=0.003)
         groups = [group for opt in opts for group in opt.param_groups]
         assert sorted(id(p) for group in groups for p in group["params"]) == everything
         rate = {id(p): (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
         assert {rate[id(p)] for p in matrices} <= {(0.02 if kind == "muon" else 0.01, 0.1)}
-        mixing = {id(p) for p in muon.mixes(model)}
+        mixing = {id(p) for p in muon.mixing_params(model)}
         assert {rate[i] for i in mixing} <= {(0.003, 0.0)}
         assert {rate[id(p)] for p in rest if id(p) not in mixing} <= {(0.01, 0.0)}
         assert {(group["betas"], group["eps"]) for group in opts[-1].param_groups} == {((0.9, 0.95), 1e-8)}
     if settings.belongs(name) and not options:
         names = {id(p): re.sub(r"\.\d+\.", ".", key, count=1) for key, p in model.named_parameters()}
-        ours, mixing = ({names[id(p)] for p in part} for part in (matrices, muon.mixes(model)))
+        ours, mixing = ({names[id(p)] for p in part} for part in (matrices, muon.mixing_params(model)))
         usual = {f"blocks.{key}.weight" for key in ("attn.wq", "attn.wk", "attn.wv", "attn.wo", "attn.gate",
                                                     "mlp.w_gate", "mlp.w_up", "mlp.w_down")}
         assert (ours - usual, mixing) == (settings.of(name, "MUON", set()), settings.of(name, "MIXES", set()))
