@@ -160,7 +160,7 @@ class DepthAttention(nn.Module):
         l = len(outputs) - 1
         if l > 0 and (l - 1) % self.block_size:             # v_l is not the first output of its block
             outputs[l] = outputs[l - 1] + outputs[l]
-        v, sources = outputs[l], [*range(0, l, self.block_size), l]     # the embedding, finished blocks, this one so far
+        v, sources = outputs[l], [*range(0, l, self.block_size), l]    # the embedding, finished blocks, this one
         scores.append(F.linear(F.rms_norm(v, v.shape[-1:], eps=self.eps), self.query))              # (B, T, 2 L)
         alpha = torch.stack([scores[s][..., l - 1] for s in sources], dim=-1).softmax(-1).type_as(v)    # (B, T, S)
         return sum(a[..., None] * outputs[s] for a, s in zip(alpha.unbind(-1), sources))

@@ -14,8 +14,8 @@ depth_matrix(model, idx, record)  where token_weights() is not enough: {"r": A (
 value_matrix(model, idx)        {"v" (values), "q", "k" or "g" (gates): A (L, L)}, means over the tokens: layer n has
                                 sum_m A[n, m] times what layer m computes; or (L, L + 1), first a source outside
 compiled_parts(model)           [modules] for torch.compile to compile one by one, where the whole model takes minutes
-numbers(model, means, batches)  more numbers for analyze.py probe's RUN.json: {key: value}, from means over the tokens and from passes with
-                                changed parts (record.replaced)
+numbers(model, means, batches)  more numbers for the RUN.json of analyze.py probe: {key: value}, from means over the
+                                tokens and from passes with changed parts (record.replaced)
 """
 from contextlib import ExitStack
 from importlib import import_module

@@ -25,12 +25,16 @@ from nanodepth.curves import t95  # noqa: E402
 
 CLAIMS = (  # system with the lower loss, than this system, according to
     ("gpt-gated", "gpt", "ExoFormer, table 1"), ("resformer", "gpt", "ExoFormer, table 1; SATFormer, table 5"),
+    ("resformer-half", "gpt", "the same, at half the rates"),
     ("satformer", "gpt", "SATFormer, table 5"), ("satformer", "resformer", "SATFormer, section 4.3"),
+    ("satformer", "resformer-half", "the same, ResFormer at half the rates"),
     ("exoformer", "gpt-gated", "ExoFormer, table 1"), ("exoformer", "resformer", "ExoFormer, table 1"),
+    ("exoformer", "resformer-half", "the same, ResFormer at half the rates"),
     ("exoformer", "exoformer-no-norm", "ExoFormer, table 1"),
     ("exoformer_dynamic", "exoformer", "ExoFormer, table 1"), ("muddformer", "gpt", "MUDDFormer, figure 3"),
     ("muddformer", "denseformer", "MUDDFormer, figure 3"), ("muddformer", "hyperconnections", "MUDDFormer, figure 3"),
     ("muddformer", "resformer", "SATFormer, table 5"),
+    ("muddformer", "resformer-half", "the same, ResFormer at half the rates"),
     ("satformer", "muddformer", "SATFormer, table 5, at 130M and 340M; at 760M the opposite"),
     ("attnres", "gpt", "Attention Residuals"),
     ("attnres", "denseformer", "Attention Residuals, ablations"), ("denseformer", "gpt", "MUDDFormer, figure 3"),

@@ -160,7 +160,8 @@ class DepthAttention(nn.Module):
         key = F.rms_norm(v, v.shape[-1:], eps=self.eps).unflatten(-1, self.slices)                  # (B, T, n, C / n)
         scores.append(torch.einsum("btnc,lnc->btnl", key, self.query.unflatten(-1, self.slices)))   # (B, T, n, 2 L)
         alpha = torch.stack([s[..., l - 1] for s in scores], dim=-1).softmax(-1).type_as(v)         # (B, T, n, l + 1)
-        return sum(a[..., None] * v.unflatten(-1, self.slices) for a, v in zip(alpha.unbind(-1), outputs, strict=True)).flatten(-2)
+        parts = zip(alpha.unbind(-1), outputs, strict=True)
+        return sum(a[..., None] * v.unflatten(-1, self.slices) for a, v in parts).flatten(-2)
 
 
 class Block(nn.Module):

@@ -28,7 +28,7 @@ from nanodepth import pictures  # noqa: E402
 
 FRONT = {"gpt --gate elementwise": "gpt-gated"} | {name: name for name in (         # in the repository's README
     "resformer satformer exoformer nuresformer exoformer_dynamic denseformer muddformer attnres attnres_block "
-    "hyperconnections mhc").split()}
+    "hyperconnections mhc").split()} | {"resformer": "resformer-half"}
 STUDY = runpy.run_path(str(HERE / "study.py"))
 SYSTEMS, LATER = STUDY["SYSTEMS"], STUDY["LATER"]
 SHOWN = 12                                                              # systems in the picture, none of LATER

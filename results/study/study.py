@@ -55,8 +55,9 @@ SYSTEMS = {  # name in the tables: model and its options, rates
     "gpt-wide": ("gpt --d_ff 448", GPT),                            # 8% more parameters and FLOPs, as exoformer and mhc
     "gpt-wide-stream": ("gpt --d_model 160 --n_head 5 --n_layer 8", GPT),       # gpt's FLOPs
     "attnres_block": ("attnres_block", (0.005, 0.024, 0.002)), "mhar": ("mhar", (0.005, 0.024, 0.002)),
-    "depth_attention": ("depth_attention", GPT), "mhc_lite": ("mhc_lite", MIX), "nuresformer": ("nuresformer", MIX)}
-LATER = ("attnres_block", "mhar", "depth_attention", "mhc_lite", "nuresformer")
+    "depth_attention": ("depth_attention", GPT), "mhc_lite": ("mhc_lite", MIX), "nuresformer": ("nuresformer", MIX),
+    "resformer-half": ("resformer", tuple(rate / 2 for rate in MIX))}
+LATER = ("attnres_block", "mhar", "depth_attention", "mhc_lite", "nuresformer", "resformer-half")
 LONG = ("gpt", "gpt-gated", "resformer", "exoformer_dynamic", "satformer", "muddformer", "attnres", "mhc")
 COLUMNS = ("run system scale seed steps muon_lr adamw_lr mix_lr loss bpb repeated others share tokens ms data commit "
            "cpu gpu torch").split()
