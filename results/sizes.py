@@ -17,7 +17,7 @@ TEXT = """# Sizes
 How much code, parameters and FLOPs does each idea add? Lines changed are lines of code added to and removed from the
 parent file, without docstrings and blank lines. Parameters and forward FLOPs (of matrix products) are at the default
 shape and a context of 1,024 tokens, "more" against gpt with the same settings (with the gate, where that is a model's
-default). kern and muddmoe are counted with padded rows, which bf16 does not need: without them kern adds 0.3% of FLOPs.
+default). kern and muddmoe are counted with padded rows, which bf16 does not need: without them kern adds 0.1% of FLOPs.
 `python results/sizes.py` makes the table.
 
 """

@@ -26,9 +26,9 @@ import models  # noqa: E402
 import train  # noqa: E402
 from nanodepth import pictures  # noqa: E402
 
-FRONT = {"gpt --gate elementwise": "gpt-gated"} | {name: name for name in (         # in the repository's README
-    "resformer satformer exoformer nuresformer exoformer_dynamic denseformer muddformer attnres attnres_block "
-    "hyperconnections mhc").split()} | {"resformer": "resformer-half"}
+FRONT = {"gpt --gate elementwise": "gpt-gated", "resformer": "resformer-half"} | {name: name for name in (  # README
+    "satformer exoformer nuresformer exoformer_dynamic denseformer muddformer attnres attnres_block "
+    "hyperconnections mhc").split()}
 STUDY = runpy.run_path(str(HERE / "study.py"))
 SYSTEMS, LATER = STUDY["SYSTEMS"], STUDY["LATER"]
 SHOWN = 12                                                              # systems in the picture, none of LATER
