@@ -220,7 +220,7 @@ def test_a_closure_makes_the_gradients():
 
 
 def test_a_vector_of_a_linear_is_no_bias():
-    """A lambda of shape (H,) in a subclass of nn.Linear is a mixing parameter, as one of shape (H, 1); a bias is not."""
+    """A lambda of shape (H,) in a subclass of nn.Linear is a mixing parameter."""
     block, model = nn.Linear(4, 4), nn.Module()
     block.lam, model.blocks = nn.Parameter(torch.ones(4)), nn.ModuleList([block])
     assert [id(p) for p in muon.mixing_params(model)] == [id(block.lam)]
