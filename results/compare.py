@@ -56,15 +56,19 @@ def number(text):
     return None if text in ("", "None") else int(text) if text.isdigit() else float(text)
 
 
+def table(path):
+    """[a dict per line] of a table such as runs.csv."""
+    with open(path) as file:
+        return [{name: x if name in TEXTS else number(x) for name, x in line.items()} for line in csv.DictReader(file)]
+
+
 def read(folder):
     """[run]: a dict with the columns of its line in runs.csv, and the rows of its log as "train" and "val"."""
     logs = defaultdict(lambda: {"train": [], "val": []})
     with lzma.open(folder / "logs.jsonl.xz", "rt") as file:
         for row in map(json.loads, file):
             logs[row["run"]][row["kind"]].append(row)
-    with open(folder / "runs.csv") as file:
-        lines = [{name: x if name in TEXTS else number(x) for name, x in line.items()} for line in csv.DictReader(file)]
-    return [{**line, **logs[line["run"]]} for line in lines]
+    return [{**line, **logs[line["run"]]} for line in table(folder / "runs.csv")]
 
 
 def speeds(folder, column="speed"):

@@ -1,8 +1,9 @@
 """Makes the tables and the picture of this folder's page: python results/study/report.py
 
-Reads runs.csv and logs.jsonl.xz. Rewrites the text between <!-- NAME --> and <!-- end --> in README.md and claims.md,
-and two columns in the repository's README. Draws leads.png. --results names another folder with runs, and pages if any.
-The time of a step comes from speed.csv, if it exists, measured on an idle machine: the runs shared theirs.
+Reads runs.csv, rates.csv and logs.jsonl.xz. Rewrites the text between <!-- NAME --> and <!-- end --> in README.md,
+claims.md and rates.md, and two columns in the repository's README. Draws leads.png. --results names another folder with
+runs, and pages if any. The time of a step comes from speed.csv, if it exists, measured on an idle machine: the runs
+shared theirs.
 """
 import argparse
 import math
@@ -19,12 +20,12 @@ import torch
 HERE = Path(__file__).resolve().parent
 README = HERE.parents[1] / "README.md"
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
-from compare import best_scales, claims, coverages, difference, final, gap, others, read, speeds  # noqa: E402
+from compare import best_scales, claims, coverages, difference, final, gap, others, read, speeds, table  # noqa: E402
 from publish import fill, markdown  # noqa: E402
 
 import models  # noqa: E402
 import train  # noqa: E402
-from nanodepth import pictures  # noqa: E402
+from nanodepth import curves, pictures  # noqa: E402
 
 FRONT = {"gpt --gate elementwise": "gpt-gated", "resformer": "resformer-half"} | {name: name for name in (  # README
     "satformer exoformer nuresformer exoformer_dynamic denseformer muddformer attnres attnres_block "
@@ -194,22 +195,54 @@ def front(text, at, speed):
     return text
 
 
-def tables(at, speed):
-    """{name of a page: {NAME: table}}"""
+def changes(runs, tried):
+    """{(system, factor, steps): [loss at `factor` times the system's learning rates minus that at its own, per seed]},
+    on targets that are not copyable. tried: the runs at other rates.
+    """
+    own, found = {(run["system"], run["seed"], run["steps"]): run["others"] for run in runs}, defaultdict(list)
+    half = [{**run, "system": "resformer", "scale": 0.5} for run in runs if run["system"] == "resformer-half"]
+    for run in half + tried:
+        name = run["system"]
+        found[name, run["scale"], run["steps"]].append(run["others"] - own[name, run["seed"], run["steps"]])
+    return found
+
+
+def rates_tables(found):
+    """{NAME: table} of changes(): per system, and averaged over the systems with the same learning rate of Muon."""
+    shown = {"half, at 4.1M": (0.5, 1000), "a quarter, at 4.1M": (0.25, 1000), "half, at 8.2M": (0.5, 2000)}
+    at = {name: [found.get((name, *key), []) for key in shown.values()] for name in SYSTEMS}
+    at = {name: at[name] for name in sorted(at, key=lambda name: mean(at[name][0] or [0])) if at[name][0]}
+    rates, alike = {name: SYSTEMS[name][1][0] for name in at}, defaultdict(list)
+    for name, (half, *_) in at.items():
+        alike[rates[name]].append(mean(half))
+    return {
+        "rates": markdown(["system", "Muon's rate", "seeds", *shown], [
+            [f"`{name}`", str(rates[name]), str(len(cells[0])), *(f"{mean(x):+.4f}" if x else "" for x in cells)]
+            for name, cells in at.items()]),
+        "by-rate": markdown(["Muon's rate", "systems", "half the rates, at 4.1M"], [
+            [str(rate), str(len(x)), "{:+.4f} ± {:.4f}".format(*curves.interval(x))]
+            for rate, x in sorted(alike.items()) if len(x) > 1])}
+
+
+def tables(runs, speed, tried):
+    """{name of a page: {NAME: table}}; tried: as in changes()."""
+    at = ends(runs)
     size, each = {steps: f"at {tokens / 1e6:.1f}M" for steps, tokens in zip(at, at_ends(at))}, at[usual(at)]
     columns = {f"{size[steps]}, not copyable": others(at[steps]) for steps in list(at)[-2:]}
     columns[f"{size[usual(at)]}, all"] = final(each)
     text = f"Without copyable targets {coverages(others(each))}.\nOver all targets {coverages(final(each))}."
-    return {"README.md": {"leads": leads_table(at, speed)},
-            "claims.md": {"claims": claims(columns), "coverage": text}}
+    pages = {"README.md": {"leads": leads_table(at, speed)},
+             "claims.md": {"claims": claims(columns), "coverage": text}}
+    return pages | ({"rates.md": rates_tables(changes(runs, tried))} if tried else {})
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=HERE, help="folder with runs.csv and logs.jsonl.xz (this one)")
     folder = parser.parse_args().results
-    at = ends(read(folder))
-    for page, parts in tables(at, speeds(folder)).items():
+    runs, rates = read(folder), folder / "rates.csv"
+    at = ends(runs)
+    for page, parts in tables(runs, speeds(folder), table(rates) if rates.exists() else []).items():
         if (folder / page).exists():
             fill(folder / page, **parts)
     if folder == HERE:

@@ -54,12 +54,13 @@ def test_pages_are_those_of_their_runs():
     report, small, long = (runpy.run_path(str(RESULTS / name / "report.py"))
                            for name in ("study-cpu", "study-small", "study"))
     final = compare.groups(compare.read(RESULTS / "study-small"), kind="final")
-    at, speed = long["ends"](compare.read(RESULTS / "study")), compare.speeds(RESULTS / "study")
+    runs, speed = compare.read(RESULTS / "study"), compare.speeds(RESULTS / "study")
     text = long["README"].read_text()
-    assert text == long["front"](text, at, speed)
+    assert text == long["front"](text, long["ends"](runs), speed)
     pages = report["tables"](compare.read(RESULTS / "study-cpu"))
     pages |= {RESULTS / "study-small" / "README.md": small["tables"](final)}
-    pages |= {RESULTS / "study" / page: parts for page, parts in long["tables"](at, speed).items()}
+    tried = compare.table(RESULTS / "study" / "rates.csv")
+    pages |= {RESULTS / "study" / page: parts for page, parts in long["tables"](runs, speed, tried).items()}
     for page, parts in pages.items():
         for name, table in parts.items():
             assert f"<!-- {name} -->\n{table}\n<!-- end -->" in page.read_text(), (page, name)
