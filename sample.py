@@ -12,7 +12,7 @@ import torch
 
 import models
 import nanodepth
-from nanodepth.cli import Parser, UserError, run_folder, run_script, user_errors
+from nanodepth.cli import Parser, UserError, run_folder, run_script
 from nanodepth.devices import autocast, cast_weights, find_device
 
 
@@ -90,8 +90,7 @@ def main(argv):
     args = parse(argv)
     device = find_device(args.device)
     model, tokenizer, config = nanodepth.load(args.run, device)
-    with user_errors():
-        Cache = models.cache_class(config["model"])
+    Cache = models.cache_class(config["model"])
     dtype, max_len = config["options"]["dtype"], model.config.max_len
     cast_weights(model, dtype)
     bos, ends = (config.get(key, tokenizer.eot_token) for key in ("bos", "eos"))

@@ -356,7 +356,6 @@ def train(run, options, model, optimizers, batches, ranks, flops, signals):
                 micro_loss = wrapped(idx, targets)[1] / batches.n_micro             # with the model's own penalties
             micro_loss.backward()
             loss += micro_loss.detach()
-            del micro_loss                                                          # frees its graph
         grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), options.grad_clip)
         signalled = torch.tensor(float(len(signals)), device=ranks.device)
         loss, grad_norm, signalled = (ranks.sum(torch.stack((loss, grad_norm, signalled))) / ranks.world).tolist()

@@ -91,8 +91,7 @@ class HarnessLM(TemplateLM):
         if self.seq_len > self.model.config.max_len:
             raise UserError(f"--seq_len {seq_len} is longer than max_len {self.model.config.max_len} of {run}")
         self.autocast = autocast(self._device, config["options"]["dtype"])
-        with user_errors():
-            self.Cache = models.cache_class(config["model"])
+        self.Cache = models.cache_class(config["model"])
 
     def tok_encode(self, string, add_special_tokens=True, **kwargs):
         """The tokens of a text, after those that the model's own tokenizer puts before every text (Llama's `<s>`).
