@@ -17,7 +17,6 @@ from pathlib import Path
 from statistics import mode
 
 import models
-import nanodepth
 import probes
 from nanodepth import curves, pictures, record, runs
 from nanodepth.cli import Parser, UserError, run_folder, run_script
@@ -102,7 +101,7 @@ def probe(args):
 
 def measure(run, args, device):
     """All numbers of a run's model. UserError, with the run's name, if it cannot be measured."""
-    model, _, config = nanodepth.load(run, device)
+    model, config = runs.load(run, device)
     data, T = run_data(run, config, args.data), config["options"]["seq_len"]
     batches = []
     for idx, targets in data.val_batches(args.tokens, max(1, args.batch_tokens // T), T):

@@ -12,10 +12,8 @@ from tqdm import tqdm
 
 import models
 import nanodepth
-from nanodepth import runs
 from nanodepth.cli import UserError, one_line, user_errors
 from nanodepth.devices import autocast, find_device
-from nanodepth.tokenizers import run_tokenizer
 
 try:
     import lm_eval
@@ -50,13 +48,10 @@ MQAR_PAIRS = (4, 8, 16)
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")     # lm_eval's names, in its order
 
 
-def take_rows(held, rows):
-    """A cache with other batch rows: every tensor in it, at any depth, becomes tensor[rows]. Scalars stay."""
-    if torch.is_tensor(held):
-        return held[rows] if held.ndim else held
-    if hasattr(held, "__dict__") and not isinstance(held, torch.nn.Module):
-        vars(held).update(tree_map(lambda part: take_rows(part, rows), vars(held)))
-    return held
+def take_rows(cache, rows):
+    """A cache with other batch rows: every tensor in its lists and dictionaries becomes tensor[rows]. Scalars stay."""
+    vars(cache).update(tree_map(lambda t: t[rows] if torch.is_tensor(t) and t.ndim else t, vars(cache)))
+    return cache
 
 
 def generation(options):
@@ -103,9 +98,6 @@ class HarnessLM(TemplateLM):
             raise UserError(f"the continuation {string!r} has no tokens: it cannot be scored")
         begun = add_special_tokens is False or tokens[:len(self.begin)] == self.begin
         return tokens if begun else [*self.begin, *tokens]
-
-    def text(self, tokens):
-        return self.encoding.decode([t for t in tokens if t < self.encoding.n_vocab and t not in self.ends])
 
     def prompts(self, contexts, rooms):
         """The last rooms[i] tokens of each context; says how many are cut. An empty one becomes the prefix token."""
@@ -190,7 +182,7 @@ class HarnessLM(TemplateLM):
                     logits = self.model(torch.tensor([new], device=self._device), cache=cache)[0]
                     new = [logits[0, -1, :self.n_vocab].argmax().item()]
                     made += new
-                    text = self.text(made)
+                    text = self.encoding.decode([t for t in made if t < self.encoding.n_vocab and t not in self.ends])
                     found = [text.find(word) for word in stop if word and word in text]
                 texts.append(text[:min(found, default=None)])
         return texts
@@ -302,14 +294,14 @@ def mqar(run, device="auto", n_examples=256):
     training run has seen. For a model trained on `data_prep.py mqar`, or on any text with at least 257 token ids.
     """
     device, table = find_device(device), {}
-    model, config = runs.load(run, device)
+    model, tokenizer, config = nanodepth.load(run, device)
     if model.config.vocab_size < 257:
         raise UserError(f"{run} has {model.config.vocab_size} token ids, mqar needs 257")
-    eot = run_tokenizer(run, config).eot_token
     with autocast(device, config["options"]["dtype"]):
         for n in (n for n in MQAR_PAIRS if 4 * n <= model.config.max_len):
             rng = np.random.default_rng((1, n))                             # (0, ...) is the training data
-            tokens = torch.from_numpy(np.stack([mqar_example(rng, n, eot) for _ in range(n_examples)])).to(device)
+            examples = [mqar_example(rng, n, tokenizer.eot_token) for _ in range(n_examples)]
+            tokens = torch.from_numpy(np.stack(examples)).to(device)
             asked = slice(1 + 2 * n, None, 2)                               # the keys of the second round
             answers = torch.cat([model(rows[:, :-1])[0][:, asked].argmax(-1) for rows in tokens.split(32)])
             hits = (answers == tokens[:, 1:][:, asked]).double().mean(-1)   # (n_examples,)

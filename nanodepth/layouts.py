@@ -7,7 +7,6 @@ config lacks a field, UserError for a setting that our models do not have.
 A table is {ours: theirs} for modules or parameters; N stands for the number of a layer. "theirs:k/n" is the k-th of n
 equal blocks of rows (from 0); in "theirs:k/n/h" each of h heads has n such blocks.
 """
-import functools
 import math
 import re
 
@@ -188,5 +187,5 @@ def pythia(config, tensors):
 
 
 LAYOUTS = {"exoformer": exoformer, "muddformer": muddformer, "llama": llama,
-           "qwen3": functools.partial(llama, family="qwen3"), "gpt2": gpt2, "pythia": pythia}
+           "qwen3": lambda config, tensors: llama(config, tensors, "qwen3"), "gpt2": gpt2, "pythia": pythia}
 FILES = {"exoformer": "gpt2"}               # layouts whose source is one file: its tokenizer

@@ -6,7 +6,6 @@ runs, each system at its best learning rates: those with the lowest loss of seed
 We fit one mean per system and one per seed (a randomised block design), because a seed fixes the batches. All systems
 share one standard deviation, because a few seeds say little about the noise of one system.
 """
-import argparse
 import csv
 import json
 import lzma
@@ -21,6 +20,7 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 from publish import markdown  # noqa: E402
 
+from nanodepth.cli import Parser, run_script  # noqa: E402
 from nanodepth.curves import t95  # noqa: E402
 
 CLAIMS = (  # system with the lower loss, than this system, according to
@@ -208,17 +208,13 @@ def best_scales(runs):
     return {name: min(some, key=lambda each: each[0]["others"]) for name, some in at.items() if some}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv):
+    parser = Parser("compare.py", description=__doc__)
     parser.add_argument("folder", type=Path, help="folder with runs.csv and logs.jsonl.xz")
-    args = parser.parse_args()
-    try:
-        runs = read(args.folder)
-    except FileNotFoundError as e:
-        parser.error(f"no study there yet: {e.filename} is missing")
+    runs = read(parser.parse_args(argv).folder)
     for steps in sorted({run["steps"] for run in runs}):
         print(f"\n{steps:,} steps\n\n{main_table(best_scales([run for run in runs if run['steps'] == steps]))}")
 
 
 if __name__ == "__main__":
-    main()
+    run_script("compare.py", main)

@@ -24,12 +24,9 @@ def script(log, name, *words):
 
 
 def final_loss(run):
-    """The validation loss at the last step; None without a log, inf if the run has not finished or diverged."""
-    if not (run / "log.jsonl").exists():
-        return None
-    text = (run / "log.jsonl").read_text()
-    rows = [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]     # skips a line that was cut off
-    steps = json.loads((run / "config.json").read_text())["options"]["max_steps"]
+    """The validation loss at the last step; inf if the run has not begun, has not finished or diverged."""
+    rows = runs.log_rows(run / "log.jsonl", math.inf)
+    steps = rows and json.loads((run / "config.json").read_text())["options"]["max_steps"]
     loss = next((row["loss"] for row in rows if row["kind"] == "val" and row["step"] == steps), math.inf)
     return loss if loss is not None and math.isfinite(loss) else math.inf
 
@@ -39,7 +36,7 @@ def train(run, model, **options):
 
     Its output goes to RUN.txt. A loss that is not finite ends the run; any other error ends this program.
     """
-    if final_loss(run) in (None, math.inf):
+    if final_loss(run) == math.inf:
         if (run / "ckpt.pt").exists():
             words = ["--resume", run]
         else:

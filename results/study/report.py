@@ -8,7 +8,6 @@ shared theirs.
 import argparse
 import math
 import re
-import runpy
 import sys
 from collections import defaultdict
 from itertools import accumulate, pairwise
@@ -19,9 +18,10 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 README = HERE.parents[1] / "README.md"
-sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 from compare import best_scales, claims, coverages, difference, final, gap, others, read, speeds, table  # noqa: E402
 from publish import fill, markdown  # noqa: E402
+from study import LATER, SYSTEMS  # noqa: E402
 
 import models  # noqa: E402
 import train  # noqa: E402
@@ -30,8 +30,6 @@ from nanodepth import curves, pictures  # noqa: E402
 FRONT = {"gpt --gate elementwise": "gpt-gated", "resformer": "resformer-half"} | {name: name for name in (  # README
     "satformer exoformer nuresformer exoformer_dynamic denseformer muddformer attnres attnres_block "
     "hyperconnections mhc").split()}
-STUDY = runpy.run_path(str(HERE / "study.py"))
-SYSTEMS, LATER = STUDY["SYSTEMS"], STUDY["LATER"]
 SHOWN = 12                                                              # systems in the picture, none of LATER
 
 
@@ -79,14 +77,6 @@ def leads_table(at, speed):
                      f"gpt's time at {known / 1e6:.1f}M"], rows)
 
 
-def crossing(points, level):
-    """The x where a curve [(x, y)] first falls to a level, with straight lines between its points; None if nowhere."""
-    for (x0, y0), (x1, y1) in pairwise(points):
-        if y1 <= level < y0:
-            return x0 + (x1 - x0) * (y0 - level) / (y0 - y1)
-    return None
-
-
 def tokens_needed(ends, loss):
     """How many tokens gpt needs to end with this loss; None outside of its lengths. ends: [(tokens, final loss)].
 
@@ -95,8 +85,9 @@ def tokens_needed(ends, loss):
     points = [(math.log(tokens), y) for tokens, y in sorted(ends) if math.isfinite(y)]
     if points and points[0][1] == loss:
         return math.exp(points[0][0])
-    at = crossing(points, loss)
-    return None if at is None else math.exp(at)
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if y1 <= loss < y0:
+            return math.exp(x0 + (x1 - x0) * (y0 - loss) / (y0 - y1))
 
 
 def along(each):

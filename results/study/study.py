@@ -74,16 +74,10 @@ class Results:
         """{name: line of runs.csv}."""
         return {line["run"]: line for line in csv.DictReader(self.csv.open())} if self.csv.exists() else {}
 
-    @contextmanager
-    def alone(self):
-        """Lets in one process at a time."""
-        with open(self.folder / ".lock", "w") as f:
-            fcntl.flock(f, fcntl.LOCK_EX)
-            yield
-
     def add(self, line, rows):
         """Adds a finished leg, or replaces the one of this name."""
-        with self.alone():
+        with open(self.folder / ".lock", "w") as lock:                  # one process at a time
+            fcntl.flock(lock, fcntl.LOCK_EX)
             done = self.legs()
             lines = {**done, line["run"]: line}
             kept = self.logs.read_bytes() if self.logs.exists() else b""

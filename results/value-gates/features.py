@@ -29,11 +29,10 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 import publish  # noqa: E402
 
-from nanodepth import runs  # noqa: E402
+import nanodepth  # noqa: E402
 from nanodepth.cli import run_script  # noqa: E402
 from nanodepth.pictures import figure, over_layers  # noqa: E402
 from nanodepth.data import run_data  # noqa: E402
-from nanodepth.tokenizers import run_tokenizer  # noqa: E402
 from probes import watch  # noqa: E402
 from probes.satformer import value_gates  # noqa: E402
 
@@ -137,8 +136,8 @@ def by_class(gate, weights, kinds):
 
 
 def measure(run, n_tokens, k, steps):
-    model, config = runs.load(run, torch.device("cpu"))
-    data, tokenizer, T = run_data(run, config), run_tokenizer(run, config), config["options"]["seq_len"]
+    model, tokenizer, config = nanodepth.load(run)
+    data, T = run_data(run, config), config["options"]["seq_len"]
     kinds = classes(tokenizer)
     batches = [data.batch(i, 0, 16, 16, T, seed=1)[0] for i in range(max(1, n_tokens // (16 * T)))]
     gates = value_gates(model) if config["model"] == "satformer" else {}
@@ -193,10 +192,7 @@ def main(argv):
     print(*tables(found), sep="\n\n")
     if any("by_feature" in numbers for numbers in found.values()):
         args.out.mkdir(parents=True, exist_ok=True)
-        try:
-            picture(found).savefig(args.out / "gates.png", dpi=130)
-        except ImportError:
-            print("no picture without matplotlib", file=sys.stderr)
+        picture(found).savefig(args.out / "gates.png", dpi=130)
 
 
 if __name__ == "__main__":

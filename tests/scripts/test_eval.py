@@ -120,7 +120,7 @@ def test_odd_texts(tmp_path):
     own.save(str(save_run(tmp_path / "own", "gpt", "tokenizer.json") / "tokenizer.json"))
     lm = harness.HarnessLM(tmp_path / "own", "cpu")
     for one in (lm, adapter(tmp_path)):
-        assert one.text(one.tok_encode("a\udcff\ud83d\ude00 b\ud800")) == "a\ufffd\U0001f600 b\ufffd"
+        assert one.encoding.decode(one.tok_encode("a\udcff\ud83d\ude00 b\ud800")) == "a\ufffd\U0001f600 b\ufffd"
     assert ask(lm, "loglikelihood", ("  ", "a")) == ask(lm, "loglikelihood", ("", "a"))
     assert ask(lm, "loglikelihood_rolling", ("  ",)) == [0.0]
     for context, said in (("", "' ' has no tokens"), ("a", "a continuation of 0 tokens")):
@@ -134,7 +134,7 @@ def greedy(lm, text, n, room):
     for _ in range(n):
         tokens.append(int(lm.model(torch.tensor([tokens]))[0][0, -1].argmax()))
     new = tokens[-n:]
-    return lm.text(new[:new.index(256)] if 256 in new else new)
+    return lm.encoding.decode(new[:new.index(256)] if 256 in new else new)
 
 
 @pytest.mark.parametrize("name", models.names())

@@ -104,15 +104,10 @@ def test_the_queue(data, tmp_path, monkeypatch, capsys):
         assert made.pop() == (f"gpt-x0.5-seed0-{steps}", left)
     assert len(made) == 16 and len(compare.read(tmp_path)) == 18 and compare.read(tmp_path)[1]["val"] == [
         {"run": "gpt-x1-seed0-1000", "kind": "val", "step": 1000, "loss": 4.0}]
-    monkeypatch.setattr(sys, "argv", ["compare.py", str(tmp_path)])
     capsys.readouterr()
-    compare.main()
+    compare.main([str(tmp_path)])
     tables = capsys.readouterr().out.split("steps\n\n")[1:]
     assert f"\n| `{other}` | 2 | 2.5500 | -1.0000 ± 0.0000 |" in tables[1]
-    with pytest.raises(SystemExit):
-        monkeypatch.setattr(sys, "argv", ["compare.py", str(tmp_path / "nowhere")])
-        compare.main()
-    assert "no study there yet" in capsys.readouterr().err
 
 
 def test_jobs_are_forked(data, tmp_path):
