@@ -71,7 +71,7 @@ class Options:                      # the preset changes some of these values: -
         models.check_types(Options, vars(self))
         choices = dict(optimizer="muon adamw", schedule="wsd cosine", dtype="auto bf16 fp32")
         most = dict(decay_frac=1, final_lr_frac=1, second_moment=1, warmup_steps=self.max_steps, weight_decay=10 ** 9,
-                    seed=2 ** 63 - 1)                                       # these may be 0, other numbers may not
+                    seed=2 ** 63 - 1, threads=2 ** 31 - 1)                  # these may be 0, other numbers may not
         for name, value in vars(self).items():
             if name in choices and value not in choices[name].split():
                 raise UserError(f"--{name} must be one of {choices[name]}, not {value!r}")
@@ -196,7 +196,7 @@ def data_folder(options, ranks):
             from data_prep import prepare_stdlib
             say(ranks, f"preparing {folder}, the Python standard library's own source text (once)")
             prepare_stdlib(folder)
-    ranks.wait()
+    ranks.share(None)                                                       # the others wait for the first
     return folder
 
 
@@ -230,8 +230,7 @@ def main(argv):
         import wandb  # noqa: F401  (if it is missing, fail now)
     ranks = Ranks(options.device, options.deterministic)
     if ranks.device.type == "cpu":
-        with user_errors(f"--threads {options.threads}: "):
-            torch.set_num_threads(options.threads or torch.get_num_threads())
+        torch.set_num_threads(options.threads or torch.get_num_threads())
         options.threads = torch.get_num_threads()
     options.dtype = choose_dtype(ranks.device, options.dtype)
     if options.compile is None:
@@ -300,6 +299,7 @@ def validate(step, model, batches, options, ranks, signals):
     """A row of the log: scores on the validation split, and stats of the mechanism. None after a signal."""
     last, since, context = step == options.max_steps, time.perf_counter(), autocast(ranks.device, options.dtype)
     n_tokens = options.final_eval_tokens if last and options.final_eval_tokens else options.eval_tokens
+    model.eval()                                                            # no dropout; cross-entropy alone
     scored = takewhile(lambda _: not signals, batches.val(n_tokens))
     row = scoring.evaluate(model, scored, batches.token_bytes, context, ranks.sum)
     if ranks.sum(torch.tensor(float(len(signals)), device=ranks.device)):
@@ -313,6 +313,7 @@ def validate(step, model, batches, options, ranks, signals):
             row["stats"] = probes.stats(options.model, model, batches.sample())
             if options.sample_every and (last or step % options.sample_every == 0) and math.isfinite(row["loss"]):
                 say(ranks, f"--- {scoring.sample(model, batches.tokenizer)}\n---")
+    model.train()
     return row
 
 

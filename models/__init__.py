@@ -57,8 +57,6 @@ def module(name):
     try:
         found = import_module(path(name).removesuffix(".py").replace("/", ".").replace("models", __name__, 1))
         wrong = defect(found)
-    except SyntaxError as e:
-        wrong = e                                                           # includes the line
     except Exception as e:
         lines = [at.lineno for at in traceback.extract_tb(e.__traceback__) if Path(at.filename).stem == name]
         wrong = f"{type(e).__name__}: {e}{f' (line {lines[-1]})' if lines else ''}"

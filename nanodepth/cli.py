@@ -131,29 +131,19 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         raise UserError(message)
 
-    def parse_known_args(self, args=None, namespace=None):
-        for word in sys.argv[1:] if args is None else args:
-            if word.endswith("=--"):                                        # argparse makes an empty list of it
-                self.error(f"{word[:-3]} needs a value")
-        return super().parse_known_args(args, namespace)
-
     def parse_args(self, args=None, namespace=None):
         parsed, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            commands = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
-            parsers = [self, *(command.choices[getattr(parsed, command.dest)] for command in commands)]
-            flags = [flag for parser in parsers for action in parser._actions for flag in action.option_strings]
-            self.error(f"unknown argument {unknown[0]}: {self.hint(unknown[0], flags)}")
-        return parsed
-
-    @staticmethod
-    def hint(unknown, flags):
-        """Advice about an unknown argument. flags: those that exist."""
-        known, asked = [flag[2:] for flag in flags if flag[:2] == "--"], unknown.split("=")[0].lstrip("-")
+        if not unknown:
+            return parsed
+        commands = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        parsers = [self, *(command.choices[getattr(parsed, command.dest)] for command in commands)]
+        flags = [flag for parser in parsers for action in parser._actions for flag in action.option_strings]
+        known, asked = [flag[2:] for flag in flags if flag[:2] == "--"], unknown[0].split("=")[0].lstrip("-")
         ours = next((names.split(" --") for names, words in ELSEWHERE.items()
                      if asked.replace("-", "_") in words.split()), [])
         near = [flag for flag in ours if flag in known] or difflib.get_close_matches(asked, known, 1, 0.65)
-        return f"did you mean {' or '.join(f'--{flag}' for flag in near)}?" if near else "see --help"
+        advice = f"did you mean {' or '.join(f'--{flag}' for flag in near)}?" if near else "see --help"
+        self.error(f"unknown argument {unknown[0]}: {advice}")
 
 
 def add_options(parser, title, cls, defaults):

@@ -30,8 +30,8 @@ def has_bf16(device):
     """Whether the chip multiplies bf16 natively. If not, bf16 may be slower than fp32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    chip = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return device.type == "cpu" and any(chip.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
+    chip = torch.cpu.get_capabilities() if device.type == "cpu" else {}
+    return any(chip.get(name) for name in ("avx512_bf16", "amx_bf16"))
 
 
 def choose_dtype(device, dtype):
@@ -61,18 +61,6 @@ def cast_weights(model, dtype):
             if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
                 module.weight.data = module.weight.data.bfloat16()
     return model
-
-
-def make_deterministic():
-    """From now on the same program gives the same bits, also on a GPU. Call it before anything uses the GPU.
-
-    An operation that cannot do this raises RuntimeError.
-    """
-    import torch._inductor.config
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
-    torch._inductor.config.deterministic = True                             # kernels are not chosen by timing them
 
 
 def processor():
@@ -120,13 +108,17 @@ class Ranks:
     """This process among those that torchrun started; without torchrun it is the only one.
 
     rank: its number, from 0; world: number of processes; parallel: whether torchrun started it, even if alone; device:
-    its device; deterministic: see make_deterministic. UserError for an unusable device, and if a part of torchrun's
-    environment is missing.
+    its device; deterministic: from now on the same program gives the same bits, also on a GPU. UserError for an
+    unusable device, and if a part of torchrun's environment is missing.
     """
 
     def __init__(self, device="auto", deterministic=False):
-        if deterministic:
-            make_deterministic()
+        if deterministic:                       # before anything uses the GPU; an operation that cannot: RuntimeError
+            from torch._inductor import config
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+            torch.utils.deterministic.fill_uninitialized_memory = False
+            config.deterministic = True                                     # kernels are not chosen by timing them
         self.rank, self.world, self.parallel = 0, 1, "RANK" in os.environ
         if self.parallel:
             for name in ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
@@ -164,10 +156,6 @@ class Ranks:
         if self.parallel:
             dist.broadcast_object_list(values)
         return values[0]
-
-    def wait(self):
-        if self.parallel:
-            dist.barrier()
 
 
 def leave_together(code):

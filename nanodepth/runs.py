@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import models
-from nanodepth.cli import UserError, one_line, out_of_memory
+from nanodepth.cli import UserError, one_line
 from nanodepth.devices import processor
 
 OF_A_RUN = {"config.json", "source", "log.jsonl", "tokenizer.tiktoken"}             # written before a checkpoint
@@ -118,8 +118,6 @@ def take_weights(model, checkpoint, what, run_dir):
     try:
         model.load_state_dict(checkpoint["model"])
     except (KeyError, TypeError, AttributeError, RuntimeError) as e:
-        if out_of_memory(e):
-            raise
         raise UserError(f"the weights of {run_dir} do not fit {what}: {one_line(e)[:200]}") from None
 
 
@@ -222,7 +220,6 @@ class Run:
             if data.tokenizer not in ("gpt2", "byte"):
                 shutil.copy(data.tokenizer, path / "tokenizer.tiktoken")
             write_text(path / "config.json", json.dumps(run.config, indent=1))
-            write_text(path / "log.jsonl", "")
             run.open_log(options)
         return run
 
@@ -296,20 +293,17 @@ class Run:
 
         Replaces one of an earlier step, when the run was shorter, unless somebody has continued from there.
         """
-        kept, temporary = self.path / "before_decay", self.path / ".before_decay.tmp"
+        kept = self.path / "before_decay"
         if not self.writes or self.save_failed or (kept / ".lock").exists():
             return None
         try:
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir()
-            for name in OF_A_RUN:
-                if (old := self.path / name).exists():
-                    (shutil.copytree if old.is_dir() else shutil.copy)(old, temporary / name)
-            os.link(self.path / "ckpt.pt", temporary / "ckpt.pt")           # the next save leaves this one as it is
-            shutil.rmtree(kept, ignore_errors=True)
-            os.rename(temporary, kept)
+            with folder_atomically(kept) as temporary:
+                for name in OF_A_RUN:
+                    if (old := self.path / name).exists():
+                        (shutil.copytree if old.is_dir() else shutil.copy)(old, temporary / name)
+                os.link(self.path / "ckpt.pt", temporary / "ckpt.pt")       # the next save leaves this one as it is
+                shutil.rmtree(kept, ignore_errors=True)
         except OSError as e:
-            shutil.rmtree(temporary, ignore_errors=True)
             return f"{kept} could not be made ({one_line(e)}): this run cannot be made longer"
 
     def newest(self):

@@ -13,8 +13,7 @@ def evaluate(model, batches, token_bytes=None, autocast=None, reduce=None):
     (vocab_size,), or None. Targets without bytes (end-of-text) count for loss and ppl, but not for bpb. eval_tokens,
     eval_bytes: how many targets and bytes count. reduce(sums) adds up the sums of all ranks, in place.
     """
-    device, training = next(model.parameters()).device, model.training
-    model.eval()
+    device = next(model.parameters()).device
     widths = None if token_bytes is None else torch.as_tensor(token_bytes, device=device)
     sums = torch.zeros(4, dtype=torch.float64, device=device)                   # nats, targets; of text: nats, bytes
     for idx, targets in batches:
@@ -28,7 +27,6 @@ def evaluate(model, batches, token_bytes=None, autocast=None, reduce=None):
         del logits                                                              # frees them before the next
         nats = loss.double() * scored.sum()
         sums += torch.stack((nats, scored.sum(), nats - bare_nats, n_bytes.sum()))
-    model.train(training)
     if reduce:
         reduce(sums)
     nats, tokens, text_nats, text = sums.tolist()
@@ -41,10 +39,8 @@ def evaluate(model, batches, token_bytes=None, autocast=None, reduce=None):
 
 def sample(model, tokenizer):
     """A text that the model writes without a prompt. Does not touch the random numbers of training."""
-    model.eval()
     start = torch.full((1, 1), tokenizer.eot_token, device=next(model.parameters()).device)
     generator = torch.Generator(start.device).manual_seed(0)
     n_tokens = min(100, model.config.max_len - 1)
     tokens = model.generate(start, n_tokens, 0.8, 50, generator, n_vocab=tokenizer.n_vocab)[0, 1:].tolist()
-    model.train()
     return tokenizer.decode(tokens)

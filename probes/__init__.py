@@ -66,10 +66,7 @@ def stats(name, model, idx):
 
     From probes/NAME.py. Without that file: the mean output gates, if there are modules block.attn.gate.
     """
-    training = model.training
-    model.eval()                                    # no dropout, and no step of a moving average
     found = (of(name, "stats") or gate_stats)(model, idx)
-    model.train(training)
     if not all(isinstance(x, float) for numbers in found.values() for x in numbers):
         raise TypeError(f"stats() of probes/{name}.py must return {{name: [a float per layer]}}, not {found}")
     return found

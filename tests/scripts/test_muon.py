@@ -207,18 +207,6 @@ def test_matrices_that_blocks_share_are_one_and_computed_ones_none():
     assert [id(p) for p in matrices] == [id(net.blocks[0].weight)] and len(rest) == len(list(net.parameters())) - 1
 
 
-def test_a_closure_makes_the_gradients():
-    W = nn.Parameter(torch.zeros(4, 6))
-
-    def closure():
-        loss = W.sum() + 7
-        loss.backward()
-        return loss
-
-    opt = muon.Muon([W], lr=0.1)
-    assert opt.step(closure).item() == 7 and (W < 0).all() and opt.step() is None
-
-
 def test_a_vector_of_a_linear_is_no_bias():
     """A lambda of shape (H,) in a subclass of nn.Linear is a mixing parameter."""
     block, model = nn.Linear(4, 4), nn.Module()

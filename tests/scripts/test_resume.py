@@ -167,12 +167,3 @@ def test_weights_and_biases(data, tmp_path, monkeypatch):
         assert inside("--resume", str(path)) == 0
     ids = [given["id"] for given in begun]
     assert ids[0] == ids[1] and len(set(ids)) == 3 and all(given["resume"] == "allow" for given in begun)
-
-
-def test_memory_that_is_short_is_no_wrong_checkpoint(whole, data, tmp_path, monkeypatch):
-    def short(*args, **kwargs):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-    monkeypatch.setattr(torch.nn.Module, "load_state_dict", short)
-    for words in (["--resume", str(whole)], flags(**SMALL, init_from=whole, data=data, out=tmp_path / "a")):
-        with pytest.raises(torch.OutOfMemoryError):
-            inside(*words)

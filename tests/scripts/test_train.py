@@ -305,7 +305,7 @@ def test_names_and_places(data, scripts, tmp_path, monkeypatch):
         monkeypatch.setattr(module, "ROOT", home)
     assert cli.run_folder("runs/gpt-tiny/ckpt.pt") == str(home / "runs" / "gpt-tiny")
     assert cli.run_folder("runs/other") == "runs/other"
-    ranks, made = SimpleNamespace(rank=0, wait=lambda: None), []
+    ranks, made = SimpleNamespace(rank=0, share=lambda value: value), []
     monkeypatch.setattr(data_prep, "prepare_stdlib", lambda folder: made.append(folder) or Path(folder).mkdir())
     for name, folder in (("text", "text"), ("stdlib", "stdlib"), ("stdlib", "stdlib")):     # found from then on
         assert train.data_folder(train.Options(data=name), ranks).resolve() == home / "data" / folder
