@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from settings import show  # noqa: F401
-from torch.func import functional_call
 
 import models
 
@@ -130,13 +129,15 @@ def add(x, y):
     return [a + b for a, b in zip(x, y, strict=True)]
 
 
-def gpt(p, c, x, mix=lambda n, a, S: S):
-    """The plain stack. mix(layer, normalised inputs, streams) -> streams: for value residuals and anchors."""
+def gpt(p, c, x, mix=lambda n, a, S: S, attention=attend, mlp=mlp_sublayer):
+    """The plain stack. mix(layer, normalised inputs, streams) -> streams: for value residuals and anchors. Other
+    sublayers: attention(p, c, at, streams) and mlp(p, c, at, x).
+    """
     for n in range(c.n_layer):
         at = f"blocks.{n}"
         a = [norm(p, f"{at}.attn_norm", u, c) for u in x]
-        x = add(x, attend(p, c, at, mix(n, a, project(p, c, at, a, a, a))))
-        x = add(x, mlp_sublayer(p, c, at, x))
+        x = add(x, attention(p, c, at, mix(n, a, project(p, c, at, a, a, a))))
+        x = add(x, mlp(p, c, at, x))
     return x
 
 
@@ -162,33 +163,6 @@ def block(p, c, n, xq, xk, xv, xr):
     mlp = [linear(p, f"{at}.mlp.w_down", gelu(linear(p, f"{at}.mlp.w_up", norm(p, f"{at}.mlp_norm", u, c))))
            for u in xr]
     return add(add(xr, attend(p, c, at, project(p, c, at, *inputs), rotate=turned)), mlp)
-
-
-def equal_to_transformers(name, options, theirs, state):
-    """theirs(c): their model of the same sizes; state(p, c): our parameters under the names of its state dict."""
-    model, p, _, idx, targets = setup(name, OLDER, 0.2, **options)
-    c = model.config
-    other = theirs(c)
-    head = "lm_head" if hasattr(other, "lm_head") else "embed_out"                  # of GPT-NeoX before transformers 5
-    weights = {key.replace("lm_head", head): tensor for key, tensor in state(p, c).items()}
-    unset = {key for key, _ in other.named_parameters()} ^ set(weights)
-    assert unset <= ({f"{head}.weight"} if c.tie_embeddings else set())
-    expected = functional_call(other, weights, (idx,)).logits
-    # a key's bias changes no softmax, but through rotary positions
-    compare_logits(expected, model, p, c, idx, targets,
-                   without_gradient=lambda key: "wk.bias" in key and "pos_embed.weight" in p)
-
-
-def per_head(p, c, at, s):
-    """Weight (H, D, C) and bias (H, D) of q, k or v; a key/value head is repeated for each of its query heads."""
-    n = c.n_head if s == "q" else c.n_kv_head
-    return [p[f"{at}.attn.w{s}.{kind}"].unflatten(0, (n, -1)).repeat_interleave(c.n_head // n, 0)
-            for kind in ("weight", "bias")]
-
-
-def renamed(p, at, to, names):
-    return {f"{to}{theirs}.{kind}": p[f"{at}{ours}.{kind}"]
-            for ours, theirs in (pair.split("=") for pair in names.split()) for kind in ("weight", "bias")}
 
 
 def older_initial_values(name, std, last):

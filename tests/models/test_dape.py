@@ -4,20 +4,16 @@ import math
 import pytest
 import torch
 from reference import (  # noqa: F401  (float64: autouse)
-    add, attend, compare, float64, mlp_sublayer, norm, project, rope, setup, show, softmax)
+    add, attend, compare, float64, gpt, rope, setup, show, softmax)
 
 import models
-
-
-def at_least_a_hundredth(x):
-    """The value is clamped, the gradient is not."""
-    return x if x > 0.01 else x - x.detach() + 0.01
 
 
 def distance_bias(p, c, at, distance):
     """P, the position bias of all heads (H,), or None."""
     if c.position == "kerple":
-        b, a = ([at_least_a_hundredth(u) for u in p[f"{at}.score_bias.{name}"].flatten()] for name in "pa")
+        b, a = ([u if u > 0.01 else u - u.detach() + 0.01 for u in p[f"{at}.score_bias.{name}"].flatten()]
+                for name in "pa")                                       # the value is clamped, the gradient is not
         return torch.stack([-b[h] * torch.log(1 + a[h] * distance) for h in range(c.n_head)])
     if c.position == "alibi":
         return torch.tensor([-distance * 2.0 ** (-8 * (h + 1) / c.n_head) for h in range(c.n_head)])
@@ -51,15 +47,9 @@ def weights(p, c, at, q, k, past):
     return [softmax([a[h] for a in A]) for h in range(c.n_head)]
 
 
-def dape(p, c, x):
-    for n in range(c.n_layer):
-        at = f"blocks.{n}"
-        a = [norm(p, f"{at}.attn_norm", u, c) for u in x]
-        x = add(x, attend(p, c, at, project(p, c, at, a, a, a),
-                          rotate=rope if c.position == "rope" else lambda u, t, c: u,
-                          weights=lambda *given: weights(p, c, f"{at}.attn", *given)))
-        x = add(x, mlp_sublayer(p, c, at, x))
-    return x
+def attention(p, c, at, S):
+    return attend(p, c, at, S, rotate=rope if c.position == "rope" else lambda u, t, c: u,
+                  weights=lambda *given: weights(p, c, f"{at}.attn", *given))
 
 
 OWN = dict(n_layer=2, position="kerple", kernel=3, width=5)
@@ -72,7 +62,7 @@ CASES = [
 
 @pytest.mark.parametrize("options", CASES, ids=show)
 def test_equations_of_dape(options):
-    compare(dape, *setup("dape", **options))
+    compare(lambda *given: gpt(*given, attention=attention), *setup("dape", **options))
 
 
 def test_initial_values():

@@ -7,10 +7,8 @@ from reference import GATED, compare, float64, gpt, setup, show  # noqa: F401  (
 
 import models
 
-CASES = GATED + [dict(n_kv_head=1)]
 
-
-@pytest.mark.parametrize("options", CASES, ids=show)
+@pytest.mark.parametrize("options", GATED, ids=show)
 def test_equations(options):
     compare(gpt, *setup("gpt", **options))
 

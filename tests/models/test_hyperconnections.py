@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from reference import (  # noqa: F401  (float64: autouse)
-    COMMON, compare, count, float64, layer_norm, setup, show, sublayer)
+    COMMON, compare, count, float64, layer_norm, setup, show, sigmoid, sublayer)
 
 import models
 
@@ -16,10 +16,6 @@ OWN = dict(n_streams=3, dynamic=True)
 
 
 # One token: X is a list of n vectors; H_pre and H_post are lists of numbers, H_res[i][s] is a list of lists.
-
-
-def tanh(x):
-    return 1 - 2 / (torch.exp(2 * x) + 1)
 
 
 def dynamic_maps(p, c, at, X):
@@ -32,7 +28,7 @@ def dynamic_maps(p, c, at, X):
         W, (s_alpha, s_beta) = p[f"{at}.W"], p[f"{at}.scale"]
         for s in range(n):
             x = layer_norm(X[s], c)
-            z = [tanh(torch.dot(x, W[:, j])) for j in range(2 + n)]
+            z = [2 * sigmoid(2 * torch.dot(x, W[:, j])) - 1 for j in range(2 + n)]          # tanh
             pre[s] = pre[s] + s_alpha * z[0]
             post[s] = post[s] + s_beta * z[1]
             for i in range(n):

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from measure import extra
 from reference import (  # noqa: F401  (float64: autouse)
-    add, compare, float64, norm, reference_logits, setup, show, sigmoid, softmax, sublayer)
+    compare, float64, gpt, norm, reference_logits, setup, show, sigmoid, softmax)
 from small import near
 
 import models
@@ -34,14 +34,12 @@ def mixture(p, c, at, u, tokens):
     return p[f"{at}.gamma"] * y if c.router == "kern" else y
 
 
-def kern(p, c, x, routed):
-    """gpt.py's blocks with a mixture as the MLP; `routed` gets per sequence and layer a list of (r, chosen)."""
-    for n in range(c.n_layer):
-        at = f"blocks.{n}"
-        x = add(x, sublayer(p, c, 2 * n + 1, x))
+def experts(routed):
+    """The MLP sublayer of a stack; `routed` gets per sequence and layer a list of (r, chosen)."""
+    def sublayer(p, c, at, x):
         routed.append([])
-        x = add(x, [mixture(p, c, f"{at}.mlp", norm(p, f"{at}.mlp_norm", u, c), routed[-1]) for u in x])
-    return x
+        return [mixture(p, c, f"{at}.mlp", norm(p, f"{at}.mlp_norm", u, c), routed[-1]) for u in x]
+    return sublayer
 
 
 def balance(routed):
@@ -64,14 +62,15 @@ CASES = [dict(), dict(router="softmax", top_k=3, n_expert=16), dict(router="sigm
 
 
 def compare_routed(stack, model, *rest):
-    """compare() with the balance loss; stack(p, c, x, routed)."""
+    """compare() with the balance loss; stack(p, c, x, mlp=sublayer)."""
     routed = []
-    compare(lambda *given: stack(*given, routed), model, *rest, lambda: model.config.balance_loss * balance(routed))
+    compare(lambda *given: stack(*given, mlp=experts(routed)), model, *rest,
+            lambda: model.config.balance_loss * balance(routed))
 
 
 @pytest.mark.parametrize("options", CASES, ids=show)
 def test_equations_of_kern(options):
-    compare_routed(kern, *setup("kern", **{**OWN, **options}))
+    compare_routed(gpt, *setup("kern", **{**OWN, **options}))
 
 
 LOADS = [[3, 0, 9, 4, 1, 0, 7, 16], [0, 0, 0, 0, 0, 0, 0, 1000], [50] * 8, [0, 2, 0, 0, 1, 0, 0, 0]]
@@ -140,7 +139,8 @@ def test_stats():
     model, _, _, idx, _ = setup("kern", **OWN)
     found, routed = probes.stats("kern", model, idx), []
     with torch.no_grad():
-        reference_logits(lambda p, c, x: kern(p, c, x, routed), dict(model.named_parameters()), model.config, idx)
+        reference_logits(lambda *given: gpt(*given, mlp=experts(routed)), dict(model.named_parameters()), model.config,
+                         idx)
     for n in range(2):
         tokens = [token for one in routed[n::2] for token in one]       # of both sequences
         pairs = [m for r, chosen in tokens for m in chosen if r[m] > 0]

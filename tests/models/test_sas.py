@@ -2,13 +2,9 @@
 import pytest
 import torch
 from reference import (  # noqa: F401  (float64: autouse)
-    add, compare, float64, heads, linear, mlp_sublayer, norm, rope, setup, show, sigmoid, softmax)
+    add, attend, compare, float64, gpt, linear, setup, show)
 
 import models
-
-
-def relu(u):
-    return u * (u > 0)
 
 
 def conv(p, name, x):
@@ -25,42 +21,18 @@ def simulate(p, c, name, x, features=True):
     """G groups of len(x) heads, from one token's heads x."""
     cnn = f"{name}.0" if features else name
     y = conv(p, f"{cnn}.expand", x)
-    y = add(y, conv(p, f"{cnn}.refine", [relu(u) for u in y]))
+    y = add(y, conv(p, f"{cnn}.refine", [u * (u > 0) for u in y]))
     if features:
         y = [linear(p, f"{name}.1.expand", u) for u in y]
-        y = [u + linear(p, f"{name}.1.refine", relu(u)) for u in y]
+        y = [u + linear(p, f"{name}.1.refine", u * (u > 0)) for u in y]
     return [y[s * len(x):(s + 1) * len(x)] for s in range(c.n_sim)]
 
 
-def attend(p, c, at, a):
-    q, k, v, gates = [], [], [], []                                                 # [token][group][head]
-    for t, u in enumerate(a):
-        for name, out, n in (("q", q, c.n_head), ("k", k, c.n_kv_head)):
-            groups = simulate(p, c, f"{at}.sim_{name}", heads(linear(p, f"{at}.w{name}", u), n))
-            normed = [[norm(p, f"{at}.{name}_norm", z, c) if c.qk_norm else z for z in group] for group in groups]
-            out.append([[rope(z, t, c) for z in group] for group in normed])
-        v.append(simulate(p, c, f"{at}.sim_v", heads(linear(p, f"{at}.wv", u), c.n_kv_head), features=False))
-        gates.append([torch.ones(1)] * c.n_head if c.gate == "none"
-                     else [sigmoid(z) for z in heads(linear(p, f"{at}.gate", u), c.n_head)])
-    out, share = [], c.n_head // c.n_kv_head
-    for t in range(len(a)):
-        groups = []
-        for s in range(c.n_sim):
-            y = []
-            for h in range(c.n_head):
-                weights = softmax([torch.dot(q[t][s][h], k[j][s][h // share]) / c.d_sim ** 0.5 for j in range(t + 1)])
-                y.append(gates[t][h] * sum(w * v[j][s][h // share] for j, w in enumerate(weights)) / c.n_sim)
-            groups.append(linear(p, f"{at}.wo", torch.cat(y)))                      # wo reads every group by itself
-        out.append(sum(groups))
-    return out
-
-
-def sas(p, c, x):
-    for n in range(c.n_layer):
-        at = f"blocks.{n}"
-        x = add(x, attend(p, c, f"{at}.attn", [norm(p, f"{at}.attn_norm", u, c) for u in x]))
-        x = add(x, mlp_sublayer(p, c, at, x))
-    return x
+def attention(p, c, at, S):
+    """The mean of n_sim attentions, each with its own group of simulated heads."""
+    made = {s: [simulate(p, c, f"{at}.attn.sim_{s}", u, features=s != "v") for u in S[s]] for s in "qkv"}
+    groups = [attend(p, c, at, {**S, **{s: [u[g] for u in made[s]] for s in "qkv"}}) for g in range(c.n_sim)]
+    return [sum(y) / c.n_sim for y in zip(*groups)]
 
 
 OWN = dict(n_layer=2, n_sim=2, d_sim=12, kernel=3)
@@ -70,7 +42,7 @@ CASES = [dict(), dict(n_kv_head=4, gate="elementwise", qk_norm=False), dict(n_si
 
 @pytest.mark.parametrize("options", CASES, ids=show)
 def test_equations(options):
-    compare(sas, *setup("sas", **{**OWN, **options}))
+    compare(lambda *given: gpt(*given, attention=attention), *setup("sas", **{**OWN, **options}))
 
 
 @torch.no_grad()

@@ -88,20 +88,7 @@ def n_steps(run):
     return log.read_bytes().count(b'"kind": "train"') if log.exists() else 0
 
 
-def undisturbed(name, data, run):
-    """A whole run of one model in this process; returns its folder."""
-    assert inside(flags(**RUN, model=name, data=data, out=run)) == 0
-    return run
-
-
 # -------------------------------------------------------------------------------------------------------------- kills
-
-
-def kill(process):
-    """SIGKILL; whether the process was still running."""
-    process.kill()
-    process.communicate()
-    return process.returncode == -signal.SIGKILL
 
 
 def training(name, data, run):
@@ -132,7 +119,9 @@ def chain(folder, rng, name, whole, data, seconds, most):
     while tally.total() < most:
         process = training(name, data, run)
         wait(process, run, rng, step, seconds)
-        if not kill(process):
+        process.kill()
+        process.communicate()
+        if process.returncode != -signal.SIGKILL:                               # it had finished
             break
         if (run / "ckpt.pt").exists():
             tally["writing a checkpoint" if (run / "ckpt.pt.tmp").exists() else "training or starting up"] += 1
@@ -156,7 +145,7 @@ def kills(n, seed, folder, names):
     for name in itertools.cycle(names):
         whole = folder / f"whole-{name}"
         if not whole.exists():
-            undisturbed(name, data, whole)
+            assert inside(flags(**RUN, model=name, data=data, out=whole)) == 0
         total += chain(folder / "chain", rng, name, whole, data, seconds, min(10, -(-n // 2)))
         total["chains"] += 1
         if total.total() - total["chains"] >= n:

@@ -152,10 +152,8 @@ def test_without_matplotlib_the_numbers_are_there(trained, tmp_path):
 
 @pytest.mark.parametrize("words, message", [
     (["curves", "nothing"], "nothing is not the folder of a run"),
-    (["curves", "data"], "data is not the folder of a run"),
     (["curves", "young"], "young has only one validation: it has just begun, or was stopped"),
     (["curves", ROOT, "--out", "a.txt"], "--out a.txt is not a folder"),
-    (["curves", ROOT, "--basline", ROOT], "did you mean --baseline?"),
     (["probe", ROOT], "the following arguments are required: --out"),
     (["probe", "nothing", "--out", "o"], "nothing/ckpt.pt does not exist"),
     (["probe", ROOT, ROOT, "--out", "o"], "a run is given twice"),

@@ -175,7 +175,7 @@ def desk(tmp_path_factory):
     """A folder with bad input of many kinds."""
     desk = tmp_path_factory.mktemp("desk")
     for name, raw in {"ok.txt": b"fine text\n", "empty.txt": b"", "latin.txt": b"line one\nline two\ncaf\xe9\n",
-                      "bad.jsonl": b'{"text": "a"}\n\n{"text": "b"\n', "page.html": b"x", "file": b"x",
+                      "page.html": b"x", "file": b"x",
                       "books/deep/b.txt": b"a book\n", "data/taken/meta.json": b"{}",
                       "other/train_000000.bin": shard_bytes([256, 5, 6])}.items():
         (desk / name).parent.mkdir(parents=True, exist_ok=True)
@@ -192,7 +192,6 @@ def desk(tmp_path_factory):
     ("text ok.txt", "one of the arguments --name --out is required"),
     ("text ok.txt --name x --tokenizer byte --train_bpe 300", "--train_bpe: not allowed with argument --tokenizer"),
     ("text ok.txt --val books --val_frac 0.1 --name x", "--val_frac: not allowed with argument --val"),
-    ("text ok.txt --name x --train_bpe 9", "a vocabulary of 9 "),
     ("text ok.txt --name x --vocab_size 300", "did you mean --train_bpe?"),
     ("text ok.txt --name taken", "make another folder with --out"),
     ("text ok.txt --name x --val_frac 2", "--val_frac 2.0"),
@@ -205,11 +204,9 @@ def desk(tmp_path_factory):
     ("text empty.txt --name x --tokenizer byte", "no text for the train split in empty.txt"),
     ("text ok.txt --val empty.txt --name x --tokenizer byte", "no text for the val split"),
     ("text latin.txt --name x --tokenizer byte", "latin.txt:3: not UTF-8 text (byte 0xe9)"),
-    ("text bad.jsonl --name x --tokenizer byte", "bad.jsonl:3: "),
     ("text ok.txt --out /proc/x --tokenizer byte", "error: /proc/x"),
     ("fineweb-edu", "--shards"),
     ("fineweb-edu --shards 100", "--shards 100"),
-    ("fineweb-edu --shards 1 --url http://127.0.0.1:9 --out y", "download failed"),
     ("fineweb-edu --shards 1 --url nonsense --out y", "nonsense"),
     ("fineweb-edu --shards 1 --out file", "file"),
     ("fineweb-edu --shards 1 --out other", "other/train_000000.bin belongs to other data: choose another --out"),

@@ -19,8 +19,6 @@ from nanodepth import runs
 from nanodepth.cli import UserError
 from small import SMALL, assert_same_run, flags, inside, losses, near, rows, start, vals
 
-LONG = {**SMALL, "max_steps": 48}                                           # its end begins at step 36
-
 
 def resumed(scripts, *words, code=0):
     done = scripts.run("train.py", "--resume", *words)
@@ -118,7 +116,7 @@ def test_random_numbers_go_on_too(data, tmp_path, monkeypatch):
     """With dropout, as an own model may have it."""
     mlp, plain = models.module("gpt").MLP, models.module("gpt").MLP.forward
     monkeypatch.setattr(mlp, "forward", lambda self, x: F.dropout(plain(self, x), 0.5, self.training))
-    assert inside(*flags(**{**LONG, "max_steps": 12}, data=data, out=tmp_path / "a")) == 0
+    assert inside(*flags(**{**SMALL, "max_steps": 12}, data=data, out=tmp_path / "a")) == 0
     shutil.copytree(tmp_path / "a" / "before_decay", tmp_path / "b")
     assert inside("--resume", str(tmp_path / "b")) == 0
     assert_same_run(tmp_path / "a", tmp_path / "b")
@@ -156,10 +154,10 @@ def test_weights_and_biases(data, tmp_path, monkeypatch):
     begun, logged = [], []
     with pytest.raises(ModuleNotFoundError), monkeypatch.context() as patch:
         patch.setitem(sys.modules, "wandb", None)                           # as if it were not installed
-        inside(*flags(**LONG, data=data, wandb=True))
+        inside(*flags(**SMALL, data=data, wandb=True))
     run = types.SimpleNamespace(log=lambda row, step: logged.append((step, row)))
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **given: begun.append(given) or run))
-    assert inside(*flags(**{**LONG, "max_steps": 12}, data=data, out=tmp_path / "a", wandb=True)) == 0
+    assert inside(*flags(**{**SMALL, "max_steps": 12}, data=data, out=tmp_path / "a", wandb=True)) == 0
     assert sorted({step for step, _ in logged}) == list(range(13))
     assert all(re.fullmatch("(train|val)/(?!kind|step|tokens)\\w+", name) for _, row in logged for name in row)
     shutil.copytree(tmp_path / "a" / "before_decay", tmp_path / "b")

@@ -150,8 +150,6 @@ def test_what_must_not_change_the_losses(data, whole, tmp_path, capsys):
     split, one = losses(tmp_path / "b"), losses(whole)
     near(split[:5], one[:5], times=64)                                      # later, rounding has grown
     assert split != one
-    assert inside(*flags(**{**SMALL, "seed": 1, "max_steps": 3}, data=data, out=tmp_path / "c")) == 0
-    assert losses(tmp_path / "c")[1] != losses(whole)[1]
 
 
 def test_logged_loss_is_what_is_optimised(data, tmp_path):

@@ -21,16 +21,10 @@ CPU = torch.device("cpu")
 SIZE = {name: SMALL[name] for name in ("n_layer", "d_model", "n_head", "d_ff", "max_len")}
 
 
-def mixing_model():
-    """The first model with parameters that are trained at mix_lr."""
-    rates = 0.1, 0.2, 0.0, None, None, 0.3
-    return next(name for name in models.names() if settings.belongs(name) and
-                len(muon.optimizers(models.build(name, **SIZE), "muon", *rates)[1].param_groups) == 2)
-
-
 def test_options_reach_the_optimizers(data, tmp_path, monkeypatch, capsys):
     """Rates, decay, momentum and clipping of every group, as of the last of 12 steps; bf16; the figures of the log."""
-    made, norms, passes, optimizers, name = [], [], set(), muon.optimizers, mixing_model()
+    made, norms, passes, optimizers = [], [], set(), muon.optimizers
+    name = next(name for name in models.names() if settings.of(name, "MIXES"))
 
     def clipped(*_):
         params = [p for optimizer in made for group in optimizer.param_groups for p in group["params"]]
