@@ -198,21 +198,16 @@ def changes(runs, tried):
     return found
 
 
-def rates_tables(found):
-    """{NAME: table} of changes(): per system, and averaged over the systems with the same learning rate of Muon."""
+def rates_table(found):
+    """changes() of each system, and for half the rates the mean without resformer, with its interval over systems."""
     shown = {"half, at 4.1M": (0.5, 1000), "a quarter, at 4.1M": (0.25, 1000), "half, at 8.2M": (0.5, 2000)}
     at = {name: [found.get((name, *key), []) for key in shown.values()] for name in SYSTEMS}
     at = {name: at[name] for name in sorted(at, key=lambda name: mean(at[name][0] or [0])) if at[name][0]}
-    rates, alike = {name: SYSTEMS[name][1][0] for name in at}, defaultdict(list)
-    for name, (half, *_) in at.items():
-        alike[rates[name]].append(mean(half))
-    return {
-        "rates": markdown(["system", "Muon's rate", "seeds", *shown], [
-            [f"`{name}`", str(rates[name]), str(len(cells[0])), *(f"{mean(x):+.4f}" if x else "" for x in cells)]
-            for name, cells in at.items()]),
-        "by-rate": markdown(["Muon's rate", "systems", "half the rates, at 4.1M"], [
-            [str(rate), str(len(x)), "{:+.4f} ± {:.4f}".format(*curves.interval(x))]
-            for rate, x in sorted(alike.items()) if len(x) > 1])}
+    rest = [mean(half) for name, (half, *_) in at.items() if name != "resformer"]
+    average = "{:+.4f} ± {:.4f}".format(*curves.interval(rest))
+    rows = [[f"`{name}`", str(SYSTEMS[name][1][0]), str(len(cells[0])), *(f"{mean(x):+.4f}" if x else "" for x in cells)]
+            for name, cells in at.items()] + [[f"mean of {len(rest)} (not resformer)", "", "", average, "", ""]]
+    return markdown(["system", "Muon's rate", "seeds", *shown], rows)
 
 
 def tables(runs, speed, tried):
@@ -224,7 +219,7 @@ def tables(runs, speed, tried):
     text = f"Without copyable targets {coverages(others(each))}.\nOver all targets {coverages(final(each))}."
     pages = {"README.md": {"leads": leads_table(at, speed)},
              "claims.md": {"claims": claims(columns), "coverage": text}}
-    return pages | ({"rates.md": rates_tables(changes(runs, tried))} if tried else {})
+    return pages | ({"rates.md": {"rates": rates_table(changes(runs, tried))}} if tried else {})
 
 
 def main():
