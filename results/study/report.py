@@ -205,8 +205,8 @@ def rates_table(found):
     at = {name: at[name] for name in sorted(at, key=lambda name: mean(at[name][0] or [0])) if at[name][0]}
     rest = [mean(half) for name, (half, *_) in at.items() if name != "resformer"]
     average = "{:+.4f} ± {:.4f}".format(*curves.interval(rest))
-    rows = [[f"`{name}`", str(SYSTEMS[name][1][0]), str(len(cells[0])), *(f"{mean(x):+.4f}" if x else "" for x in cells)]
-            for name, cells in at.items()] + [[f"mean of {len(rest)} (not resformer)", "", "", average, "", ""]]
+    rows = [[f"`{name}`", str(SYSTEMS[name][1][0]), str(len(some[0])), *(f"{mean(x):+.4f}" if x else "" for x in some)]
+            for name, some in at.items()] + [[f"mean of {len(rest)} (not resformer)", "", "", average, "", ""]]
     return markdown(["system", "Muon's rate", "seeds", *shown], rows)
 
 
