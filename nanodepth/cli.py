@@ -131,6 +131,12 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         raise UserError(message)
 
+    def parse_known_args(self, args=None, namespace=None):
+        for word in sys.argv[1:] if args is None else args:
+            if word.startswith("--") and word.endswith("=--"):              # before Python 3.13 an empty list
+                self.error(f"{word[:-3]} needs a value")
+        return super().parse_known_args(args, namespace)
+
     def parse_args(self, args=None, namespace=None):
         parsed, unknown = self.parse_known_args(args, namespace)
         if not unknown:

@@ -34,7 +34,7 @@ BENCH = ("bench.py --models gpt --n_layer 1 --d_model 32 --n_head 1 --vocab_size
          "--new_tokens 2 --no-compile --device cpu").split()
 TEXTS = "a.txt a.jsonl a.txt.gz a.txt.xz a.txt.zst a.parquet".split()
 VALUES = ["-1", "0", "1", "2", "3", "7", "16", "1e3", "0.5", "1_0", "4294967296", "1" + "0" * 30, "nan", "inf", "-inf",
-          "-0", "1e400", "0x10", " 4 ", "٣", "", " ", "none", "true", "x", "-", "\n", "gpt", "muon", "cosine",
+          "-0", "1e400", "0x10", " 4 ", "٣", "", " ", "none", "true", "x", "--", "-", "\n", "gpt", "muon", "cosine",
           "headwise", "relu", "cuda:99", "meta", "data", "run", "a.txt", "/", "..", "x" * 300, "ü", "%s", "{}"]
 ENDLESS = "max_steps batch_tokens rounds new_tokens".split()            # a long run is what such a flag asks for
 STRAY = ["--", "-h=", "--unknown", "extra", "--mod", "--resume", "@file", "--models=gpt:"]
