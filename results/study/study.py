@@ -192,6 +192,8 @@ def trunk(system, scale, seed, most, args):
 
 def best_scale(system, steps, args):
     """The best scale of a system's learning rates; None if another process is tuning it."""
+    if len(args.scales) == 1:
+        return args.scales[0]
     best = least = None
     for scale in args.scales:
         if not (leg := trunk(system, scale, 0, steps, args)):

@@ -6,6 +6,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -102,6 +103,7 @@ def test_the_queue(data, tmp_path, monkeypatch, capsys):
                 checkpoint.rmdir()
         queue(["gpt"], [500, 1000, steps], 1)
         assert made.pop() == (f"gpt-x0.5-seed0-{steps}", left)
+    assert study["best_scale"]("gpt", 1000, SimpleNamespace(scales=[0.5])) == 0.5          # waits for no other process
     assert len(made) == 16 and len(compare.read(tmp_path)) == 18 and compare.read(tmp_path)[1]["val"] == [
         {"run": "gpt-x1-seed0-1000", "kind": "val", "step": 1000, "loss": 4.0}]
     capsys.readouterr()
