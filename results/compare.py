@@ -30,7 +30,6 @@ CLAIMS = (  # system with the lower loss, than this system, according to
     ("satformer", "resformer-half", "the same, ResFormer at half the rates"),
     ("exoformer", "gpt-gated", "ExoFormer, table 1"), ("exoformer", "resformer", "ExoFormer, table 1"),
     ("exoformer", "resformer-half", "the same, ResFormer at half the rates"),
-    ("exoformer", "exoformer-no-norm", "ExoFormer, table 1"),
     ("exoformer_dynamic", "exoformer", "ExoFormer, table 1"), ("muddformer", "gpt", "MUDDFormer, figure 3"),
     ("muddformer", "denseformer", "MUDDFormer, figure 3"), ("muddformer", "hyperconnections", "MUDDFormer, figure 3"),
     ("muddformer", "resformer", "SATFormer, table 5"),
@@ -42,10 +41,7 @@ CLAIMS = (  # system with the lower loss, than this system, according to
     ("mhc", "gpt", "Attention Residuals, ablations"),
     ("mhc", "hyperconnections", "mHC"),
     ("attnres", "mhc", "Attention Residuals, ablations"),
-    ("speedrun", "gpt", "nanochat; modded-nanogpt, record 11"),
-    ("muddformer-trimmed", "gpt", "modded-nanogpt, pull request 259"),
-    ("attnres_delta", "gpt", "Delta Attention Residuals"),
-    ("attnres_delta", "attnres", "Delta Attention Residuals"))
+    ("speedrun", "gpt", "nanochat; modded-nanogpt, record 11"))
 TEXTS = "run system kind model options data commit cpu gpu torch".split()      # all other columns have numbers
 
 
@@ -71,11 +67,11 @@ def read(folder):
     return [{**line, **logs[line["run"]]} for line in table(folder / "runs.csv")]
 
 
-def speeds(folder, column="speed"):
+def speeds(folder):
     """{system: speed of its training step over gpt's}, measured by bench.py; {} if the folder has no speed.csv."""
     path = folder / "speed.csv"
     lines = csv.DictReader(path.read_text().splitlines()) if path.exists() else ()
-    return {line["system"]: float(line[column]) for line in lines}
+    return {line["system"]: float(line["speed"]) for line in lines}
 
 
 def groups(runs, **columns):

@@ -1,7 +1,6 @@
-"""Makes the tables and pictures of this folder's pages: python results/study-cpu/report.py
+"""Makes the tables of this folder's pages from runs.csv: python results/study-cpu/report.py
 
-Reads runs.csv, logs.jsonl.xz and ../study/speed.csv. Rewrites the text between <!-- NAME --> and <!-- end --> in
-README.md, claims.md, plain.md and rates.md. Draws curves.png.
+Rewrites the text between <!-- NAME --> and <!-- end --> in README.md, plain.md and rates.md.
 """
 import argparse
 import sys
@@ -9,13 +8,9 @@ from pathlib import Path
 from statistics import mean
 
 HERE = Path(__file__).resolve().parent
-STUDY = HERE.parent / "study"
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
-from compare import (  # noqa: E402
-    claims, difference, final, gap, groups, main_table, others, read, speeds)
+from compare import final, gap, groups, main_table, others, table  # noqa: E402
 from publish import fill, markdown  # noqa: E402
-
-from nanodepth import curves, pictures  # noqa: E402
 
 PLAIN_RATES = (0.002, 0.004)
 
@@ -24,9 +19,6 @@ def plain_groups(runs):
     """{system: its runs on the plain recipe}, at the learning rate that is best for seed 0."""
     rates = [groups(runs, kind="plain", adamw_lr=rate) for rate in PLAIN_RATES]
     return {name: min((each[name] for each in rates), key=lambda some: some[0]["loss"]) for name in rates[0]}
-
-
-# --------------------------------------------------------------------------------------------------------------- tables
 
 
 def baseline_table(strong, plain):
@@ -45,11 +37,6 @@ def depth_table(depths):
                                      for losses in each)] for name in depths[6]])
 
 
-def claims_table(strong, plain):
-    return claims({name: losses(each) for recipe, each in (("strong recipe", strong), ("plain recipe", plain))
-                   for name, losses in ((recipe, final), (f"{recipe.split()[0]}, not copyable", others))})
-
-
 def rates_table(runs, head, bold=lambda run: True):
     """The loss at each of the learning rates. Bold is the best of a system, among the runs that `bold` lets count."""
     rows, tries = [], {}
@@ -66,18 +53,6 @@ def rates_table(runs, head, bold=lambda run: True):
     return markdown(["system", head], rows)
 
 
-# ------------------------------------------------------------------------------------------------------------- pictures
-
-
-def curves_picture(strong, plain):
-    """Curves of the better half of the systems that have both recipes; time from the speeds on an idle machine."""
-    rows = curves.summarise(strong, "gpt")
-    best = sorted((name for name in plain if name != "gpt"), key=lambda name: rows[name]["loss"])[:6]
-    shown = {name: {**rows[name], "tok_s": speeds(STUDY, "tokens_per_s")[name],
-                    "difference": difference(final(strong), name, "gpt")[0]} for name in ("gpt", *best)}
-    return pictures.draw_curves(shown, strong, "gpt")
-
-
 def tables(runs):
     """{page: {NAME: table}}"""
     strong, plain = groups(runs, kind="main"), plain_groups(runs)
@@ -87,18 +62,14 @@ def tables(runs):
              "plain": rates_table([run for run in kinds["plain"] if run["seed"] == 0],
                                   "adamw_lr: loss after 1,000 steps", lambda run: run["adamw_lr"] in PLAIN_RATES),
              "quarter": rates_table(kinds["plain-tune"], "adamw_lr: loss after 250 steps", lambda run: False)}
-    pages = {"claims": claims_table(strong, plain), "depth": depth_table(depths)}
-    return {HERE / "README.md": {"main": main_table(strong)}, HERE / "claims.md": pages,
+    return {HERE / "README.md": {"main": main_table(strong), "depth": depth_table(depths)},
             HERE / "plain.md": {"baselines": baseline_table(strong, plain)}, HERE / "rates.md": rates}
 
 
 def main():
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    runs = read(HERE)
-    for page, parts in tables(runs).items():
+    for page, parts in tables(table(HERE / "runs.csv")).items():
         fill(page, **parts)
-    strong, plain = groups(runs, kind="main"), plain_groups(runs)
-    curves_picture(strong, plain).savefig(HERE / "curves.png", dpi=130)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def test_pages_are_those_of_their_runs():
     runs, speed = compare.read(RESULTS / "study"), compare.speeds(RESULTS / "study")
     text = long["README"].read_text()
     assert text == long["front"](text, long["ends"](runs), speed)
-    pages = report["tables"](compare.read(RESULTS / "study-cpu"))
+    pages = report["tables"](compare.table(RESULTS / "study-cpu" / "runs.csv"))
     pages |= {RESULTS / "study-small" / "README.md": small["tables"](final)}
     tried = compare.table(RESULTS / "study" / "rates.csv")
     pages |= {RESULTS / "study" / page: parts for page, parts in long["tables"](runs, speed, tried).items()}
