@@ -115,7 +115,7 @@ def measure(run, args, device):
         numbers = record.measure(model, batches, probes.find(config["model"]))
     except UserError as e:
         raise UserError(f"{run}: {e}") from None
-    return {"run": str(run), "model": config["model"], "step": runs.read_checkpoint(run)["step"], **numbers}
+    return {"run": str(run), "model": config["model"], "step": config["step"], **numbers}
 
 
 # --------------------------------------------------------------------------------------------------------- command line

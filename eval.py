@@ -64,7 +64,7 @@ def score(run, args):
     batches = data.val_batches(args.tokens, max(1, args.batch_tokens // seq_len), seq_len)
     batches = tqdm(batches, run, unit=" batches", leave=False, disable=None)
     row = scoring.evaluate(model, batches, data.token_bytes, autocast(device, config["options"]["dtype"]))
-    return {"run": run, "model": config["model"], "step": runs.read_checkpoint(run)["step"],
+    return {"run": run, "model": config["model"], "step": config["step"],
             "parameters": sum(p.numel() for p in model.parameters()), "data": str(data.path),
             "fingerprint": data.fingerprint, "seq_len": seq_len, **row}
 
@@ -87,17 +87,17 @@ def on_tasks(args):
     others = [name for name in names if name != "mqar"]
     asked = find_tasks(others, args.task_dir) if others else None
     for run in args.runs:                                                   # fail before hours of work
-        runs.read_checkpoint(run)
         if not os.access(run, os.W_OK):
             raise UserError(f"{run}: eval.jsonl cannot be written there: copy the run to a writable folder")
     rows = []
     for run in args.runs:
+        step = runs.read_checkpoint(run)["step"]                            # training may go on meanwhile
         tables = benchmarks(run, args, *asked) if asked else []
         if "mqar" in names:
             tables.append(("mqar", mqar(run, args.device)))
         named = {title: {column: {"value": value, "stderr": error} for column, (value, error) in table.items()}
                  for title, table in tables}
-        rows.append({"run": run, "time": time.strftime("%Y-%m-%dT%H:%M:%S"), "step": runs.read_checkpoint(run)["step"],
+        rows.append({"run": run, "time": time.strftime("%Y-%m-%dT%H:%M:%S"), "step": step,
                      "lm_eval": lm_eval.__version__ if asked else None, "limit": args.limit if asked else None,
                      "tables": named})
         with open(Path(run) / "eval.jsonl", "a", encoding="utf-8") as f:
@@ -126,6 +126,8 @@ def print_table(rows):
 
 def main(argv):
     args = parse(argv)
+    for run in args.runs:
+        runs.read_checkpoint(run)                                           # fail before the work
     rows = on_split(args) if args.tasks is None else on_tasks(args)
     if args.json:
         args.json.write_text(runs.to_json(rows, indent=1), encoding="utf-8")

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from itertools import takewhile
@@ -126,7 +127,7 @@ def parse(argv):
                             f"{defaults.get(key)}: leave it out")
     flags |= {name: run_folder(flags[name]) for name in ("resume", "init_from") if name in flags}
     chosen, config = pick(Options, {**defaults, **flags}), pick(config_class, {**defaults, **flags})
-    if "warmup_steps" not in flags:                                         # the preset's, but at most all steps
+    if not asked.resume and "warmup_steps" not in flags:                    # the preset's, but at most all steps
         chosen["warmup_steps"] = min(chosen.get(name, getattr(Options, name)) for name in ("warmup_steps", "max_steps"))
     options = Options(**chosen)
     if options.sample_every:
@@ -183,7 +184,7 @@ def say(ranks, text):
     if text and ranks.rank == 0:
         try:
             print(text, flush=True)
-        except BrokenPipeError:
+        except OSError:                                                     # a closed pipe or terminal
             sys.stdout = open(os.devnull, "w")
 
 
@@ -280,8 +281,8 @@ def main(argv):
     def on_signal(number, frame):
         signals.append(number)
         signal.signal(number, signal.SIG_DFL)
-        if ranks.rank == 0:
-            os.write(2, b"\nstopping after this step; interrupt again to quit now\n")
+        with suppress(OSError):                                             # a terminal that is gone
+            os.write(2, b"\nstopping after this step; interrupt again to quit now\n" if ranks.rank == 0 else b"")
 
     before = {number: signal.signal(number, on_signal)
               for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)

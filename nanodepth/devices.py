@@ -4,6 +4,7 @@ import platform
 import resource
 import sys
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from unittest.mock import patch
 
@@ -132,7 +133,8 @@ class Ranks:
         if cuda:
             torch.cuda.set_device(self.device)
         if self.parallel:
-            dist.init_process_group("nccl" if cuda else "gloo", device_id=self.device if cuda else None)
+            dist.init_process_group("nccl" if cuda else "gloo", device_id=self.device if cuda else None,
+                                    timeout=timedelta(hours=1))             # while the first rank writes a checkpoint
             self.world, self.rank = dist.get_world_size(), dist.get_rank()
 
     def wrap(self, model):

@@ -177,7 +177,7 @@ class HarnessLM(TemplateLM):
         bar = tqdm(zip(contexts, limits, stops), "continuations", len(asked), disable=disable_tqdm or None, leave=False)
         with self.autocast:
             for context, limit, stop in bar:
-                cache, new, made, found = self.Cache(self.model, 1, len(context) + limit), context, [], []
+                cache, new, made, found, text = self.Cache(self.model, 1, len(context) + limit), context, [], [], ""
                 while not found and len(made) < limit and not set(self.ends) & set(made):
                     logits = self.model(torch.tensor([new], device=self._device), cache=cache)[0]
                     new = [logits[0, -1, :self.n_vocab].argmax().item()]

@@ -88,7 +88,7 @@ def read_checkpoint(run_dir):
 
 
 def load(run_dir, device="cpu"):
-    """(model in eval mode, config of the run) from a run folder. UserError if the checkpoint is missing or broken."""
+    """(model in eval mode, config with the step) of a run folder. UserError if its checkpoint is missing or broken."""
     checkpoint = read_checkpoint(run_dir)
     config = checkpoint["config"]
     check_options(run_dir, config)
@@ -96,7 +96,7 @@ def load(run_dir, device="cpu"):
     take_weights(model, checkpoint, f"{models.path(config['model'])} as it is today (see {run_dir}/source)", run_dir)
     for old in changed(run_dir, [models.module(config["model"]).__file__]):
         print(f"{old} is what it was trained with: the file has changed since", file=sys.stderr)
-    return model.to(device).eval(), config
+    return model.to(device).eval(), config | {"step": checkpoint["step"]}
 
 
 def check_options(run_dir, config):
@@ -244,6 +244,8 @@ class Run:
             for optimizer, state in zip(optimizers, checkpoint["optimizers"], strict=True):
                 optimizer.load_state_dict(state)
             torch.set_rng_state(checkpoint["rng"])
+            if checkpoint.get("cuda_rng") is not None and ranks.device.type == "cuda":
+                torch.cuda.set_rng_state(checkpoint["cuda_rng"])
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as e:
             raise UserError(f"{path}/ckpt.pt does not fit train.py as it is today: {one_line(e)}") from None
         run.start = run.saved = step
@@ -256,6 +258,8 @@ class Run:
             run.evaluated = max((row["step"] for row in rows if row["kind"] == "val"), default=-1)
             write_text(path / "log.jsonl", "".join(map(to_json, rows)))
             run.open_log(options)
+            if given.keys() != {"resume"} and (failed := run.save(step, model, optimizers)):    # the next --resume
+                print(failed, file=sys.stderr)                                                  # knows them too
         run.evaluated = ranks.share(run.evaluated)
         return run
 
@@ -278,6 +282,7 @@ class Run:
         """Writes the checkpoint of `step`. Returns None, or one line if that fails (full disk)."""
         state = {"model": model.state_dict(), "optimizers": [optimizer.state_dict() for optimizer in optimizers],
                  "rng": torch.get_rng_state(), "step": step, "tokens": step * self.batch_tokens, "config": self.config,
+                 "cuda_rng": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
                  "tokenizer": self.config["tokenizer"]}
         try:
             if self.writes:

@@ -20,12 +20,14 @@ parameters in the blocks, 655M tokens):
     python results/study/study.py --data fineweb-edu --results runs/study-30m --preset study-30m --dtype bf16 --seeds 2
 """
 import csv
+import ctypes
 import fcntl
 import json
 import lzma
 import math
 import os
 import shutil
+import signal
 import sys
 import time
 import traceback
@@ -94,6 +96,8 @@ def forked(work, *args):
     """Begins work(*args) in a process that has all imports already -> its id. This process must not use the GPU."""
     if pid := os.fork():
         return pid
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)                      # ends with its parent; train.py saves first
     try:
         run_script("study.py", lambda _: work(*args))
     except SystemExit as done:
@@ -227,6 +231,7 @@ def main(argv):
     args, args.options = parser.parse_known_args(argv)              # further options go to train.py
     for system in args.systems:                                     # a mistake in one ends the study now
         train.parse([*RECIPE.format(SYSTEMS.get(system, (system,))[0]).split(), *args.options])
+    args.steps = sorted(set(args.steps))
     if args.jobs < 1:
         parser.error(f"--jobs {args.jobs}: at least 1")
     out = args.out or (Path("runs/study") if args.results == HERE else args.results / "runs")
@@ -237,9 +242,10 @@ def main(argv):
     tune = max(steps for steps in args.steps if steps <= max(1000, min(args.steps)))
     short = [steps for steps in args.steps if steps < 4000] or args.steps
     first, later = ([x for x in args.systems if (x in LATER) == late] for late in (False, True))
+    longest = [x for x in first if x in LONG or x not in SYSTEMS]
     plan = [(most, seed, system)
-            for most, systems in ((max(short), first), (max(args.steps), [x for x in first if x in LONG]),
-                                  (max(short), later)) for seed in range(args.seeds) for system in systems]
+            for most, systems in ((max(short), first), (max(args.steps), longest), (max(short), later))
+            for seed in range(args.seeds) for system in systems]
     if code := max(ended(pid) for pid in [forked(work, plan, tune, args) for _ in range(args.jobs)]):
         return code
     print(f"done: {shell('results/compare.py', args.results.folder)}")
