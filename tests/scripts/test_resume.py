@@ -10,13 +10,15 @@ import types
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.testing import CompileCounter
 
 import data_prep
 import models
 import train
 from folders import ranks_file
-from nanodepth import runs
+from nanodepth import runs, scoring
 from nanodepth.cli import UserError
+from nanodepth.tokenizers import load_tokenizer
 from small import SMALL, assert_same_run, flags, inside, losses, near, rows, start, vals
 
 
@@ -26,7 +28,7 @@ def resumed(scripts, *words, code=0):
     return done.stdout if code == 0 else done.stderr
 
 
-def test_a_longer_run_is_the_one_that_was_longer_from_the_start(data, scripts, tmp_path):
+def test_a_longer_run_is_the_one_that_was_longer_from_the_start(data, scripts, tmp_path, monkeypatch):
     """With AdamW; Muon's momentum rises over a quarter of a short run, so that there only the length must fit."""
     short = {**SMALL, "optimizer": "adamw", "max_steps": 40}                # its end begins at step 32
     for name, steps in (("short", 40), ("long", 60)):
@@ -38,6 +40,10 @@ def test_a_longer_run_is_the_one_that_was_longer_from_the_start(data, scripts, t
     assert f"python train.py --resume {kept} --max_steps 60" in said and len(said.splitlines()) == 1
     finished = (tmp_path / "short" / "ckpt.pt").read_bytes()
     shutil.copytree(kept, tmp_path / "copy")
+    shutil.copytree(kept, tmp_path / "killed")
+    monkeypatch.setattr(train, "train", lambda *args: (0, None))
+    assert inside("--resume", str(tmp_path / "killed"), "--max_steps", "60") == 0
+    assert runs.read_checkpoint(tmp_path / "killed")["config"]["options"]["max_steps"] == 60
     shutil.move(tmp_path / "copy", kept / "before_decay")                   # as if it was killed at step 32
     assert "going on at step 32 of 60" in resumed(scripts, kept, "--max_steps", 60)
     assert_same_run(kept, tmp_path / "long")
@@ -139,8 +145,21 @@ def test_a_signal_stops_a_validation(tmp_path):
     assert [row["step"] for row in rows(out, "val")] == [0, 2]
 
 
+def test_ctrl_c_when_the_terminal_is_gone(data, tmp_path):
+    """As with `| tee log`: tee dies of it first."""
+    running = start(*flags(**{**SMALL, "max_steps": 10 ** 6}, data=data, out=tmp_path / "run"))
+    assert any("| loss" in line for line in running.stdout)
+    running.stdout.close(), running.stderr.close()
+    running.send_signal(signal.SIGINT)
+    assert running.wait(60) == 130 and runs.read_checkpoint(tmp_path / "run")["step"] == len(rows(tmp_path / "run"))
+
+
 def test_samples(data, tmp_path, capsys):
-    """At validations of multiples of sample_every, without a change to the losses."""
+    """At validations of multiples of sample_every, without a change to the losses, and without compiling anything."""
+    counter = CompileCounter()
+    model = models.build("gpt", vocab_size=257, n_layer=1, d_model=16, n_head=1, max_len=8)
+    model.compile(backend=counter)
+    assert scoring.sample(model, load_tokenizer("byte")) and counter.frame_count == 0
     few = {**SMALL, "max_steps": 8, "eval_every": 2, "n_layer": 1, "z_loss": 0.1}
     assert inside(*flags(**few, data=data, out=tmp_path / "a")) == 0
     capsys.readouterr()

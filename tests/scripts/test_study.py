@@ -101,7 +101,7 @@ def test_the_queue(data, tmp_path, monkeypatch, capsys):
         for checkpoint in (tmp_path / "runs").glob("gpt-x0.5-seed0-*/before_decay"):
             if checkpoint.parent.name != left:
                 checkpoint.rmdir()
-        queue(["gpt"], [500, 1000, steps], 1)
+        queue(["gpt"], [steps, 500, 1000], 1)                               # in any order
         assert made.pop() == (f"gpt-x0.5-seed0-{steps}", left)
     assert study["best_scale"]("gpt", 1000, SimpleNamespace(scales=[0.5])) == 0.5          # waits for no other process
     assert len(made) == 16 and len(compare.read(tmp_path)) == 18 and compare.read(tmp_path)[1]["val"] == [
@@ -110,6 +110,9 @@ def test_the_queue(data, tmp_path, monkeypatch, capsys):
     compare.main([str(tmp_path)])
     tables = capsys.readouterr().out.split("steps\n\n")[1:]
     assert f"\n| `{other}` | 2 | 2.5500 | -1.0000 ± 0.0000 |" in tables[1]
+    own = next(name for name in models.names() if name not in study["SYSTEMS"])
+    queue([own], [500, 4000], 1)
+    assert made[-1] == (f"{own}-x0.5-seed0-4000", f"{own}-x0.5-seed0-500")
 
 
 def test_jobs_are_forked(data, tmp_path):
