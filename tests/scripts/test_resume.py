@@ -158,7 +158,7 @@ def test_samples(data, tmp_path, capsys):
     """At validations of multiples of sample_every, without a change to the losses, and without compiling anything."""
     counter = CompileCounter()
     model = models.build("gpt", vocab_size=257, n_layer=1, d_model=16, n_head=1, max_len=8)
-    model.compile(backend=counter)
+    model.blocks[0].compile(backend=counter)                                # as probes.compiled_parts() asks for
     assert scoring.sample(model, load_tokenizer("byte")) and counter.frame_count == 0
     few = {**SMALL, "max_steps": 8, "eval_every": 2, "n_layer": 1, "z_loss": 0.1}
     assert inside(*flags(**few, data=data, out=tmp_path / "a")) == 0
