@@ -1,7 +1,8 @@
 """Compares the systems of a study with gpt, with 95% intervals: python results/compare.py FOLDER
 
 FOLDER has the runs.csv and logs.jsonl.xz of results/study/study.py --results FOLDER. Prints one table per length of the
-runs, each system at its best learning rates: those with the lowest loss of seed 0 on targets that are not copyable.
+runs, each system at its best learning rates: those with the lowest loss of seed 0 on targets that are not copyable (on
+all targets if most are copyable, as on bytes).
 
 We fit one mean per system and one per seed (a randomised block design), because a seed fixes the batches. All systems
 share one standard deviation, because a few seeds say little about the noise of one system.
@@ -18,7 +19,7 @@ from statistics import mean
 import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-from publish import markdown  # noqa: E402
+from publish import criterion, markdown  # noqa: E402
 
 from nanodepth.cli import Parser, run_script  # noqa: E402
 from nanodepth.curves import t95  # noqa: E402
@@ -201,7 +202,7 @@ def best_scales(runs):
     systems = dict.fromkeys(run["system"] for run in runs)
     at = {name: [each[name] for each in scales.values() if name in each and each[name][0]["seed"] == 0]
           for name in systems}
-    return {name: min(some, key=lambda each: each[0]["others"]) for name, some in at.items() if some}
+    return {name: min(some, key=lambda each: each[0][criterion(each[0])]) for name, some in at.items() if some}
 
 
 def main(argv):

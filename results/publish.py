@@ -58,6 +58,11 @@ def copying(run):
     return record.copying(model, ((idx.to(device), targets.to(device)) for idx, targets in batches))
 
 
+def criterion(run):
+    """The column by which learning rates are chosen: the loss on targets that are not copyable, if these are most."""
+    return "loss" if float(run["share"] or 0) > 0.5 else "others"
+
+
 def markdown(head, rows):
     """A Markdown table of texts."""
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))

@@ -4,8 +4,9 @@ A run trains at a constant learning rate and ends four times: after 400, 800, 1,
 tenth over a quarter as many steps. So 4,700 steps give models of 500, 1,000, 2,000 and 4,000 steps. Each is a leg of
 the run: it continues from before_decay/ of the leg before, with a larger --max_steps. If that is lost, it starts anew.
 
-Every system has its own learning rates; their ratios come from earlier sweeps. Seed 0 tunes their scale at 1,000 steps:
-the rates are halved, at most twice, as long as the loss on targets that are not copyable falls (--scales 1: no tuning).
+Every system has its own learning rates; their ratios come from earlier sweeps (your own model's: --rates). Seed 0 tunes
+their scale at 1,000 steps: the rates are halved, at most twice, as long as the loss on targets that are not copyable
+falls (--scales 1: no tuning). If most targets are copyable, as on bytes, it is the loss on all of them.
 Seed 0 of all systems is trained first, then seeds 1 and 2, then the longest legs, and last the systems in LATER.
 
 You may kill it at any moment and start it again: a run continues from its last checkpoint. A finished leg is a line in
@@ -13,9 +14,9 @@ runs.csv and rows in logs.jsonl.xz (here or in --results), and is kept. With --j
 
     python results/study/study.py --data notes --results runs/study-mine --systems gpt mine --steps 1000
 
-With --steps 20 --scales 1 --eval_tokens 4096 that is a try of minutes. If the data are bytes, compare losses over all
-targets, since half of them are copyable. Other options go to train.py. This is a larger study, for a GPU (29M
-parameters in the blocks, 655M tokens):
+With --steps 20 --scales 1 --seeds 1 --eval_tokens 4096 --no-compile that is a try of a minute. Other options go to
+train.py; with other ones name another --results. This is a larger study, for a GPU (29M parameters in the blocks, 655M
+tokens):
 
     python results/study/study.py --data fineweb-edu --results runs/study-30m --preset study-30m --dtype bf16 --seeds 2
 """
@@ -39,6 +40,7 @@ sys.path.insert(0, str(HERE.parent))
 import publish  # noqa: E402
 import torch  # noqa: E402
 
+import models  # noqa: E402
 import train  # noqa: E402
 from nanodepth import runs  # noqa: E402
 from nanodepth.cli import Parser, UserError, run_script, shell  # noqa: E402
@@ -173,7 +175,7 @@ def trunk(system, scale, seed, most, args):
     """Trains the missing legs of a run up to `most` steps -> the last one's line of runs.csv; None if another process
     does. A leg that diverged is the last.
     """
-    rates = [rate * scale for rate in SYSTEMS.get(system, (system, GPT))[1]]
+    rates = [rate * scale for rate in SYSTEMS.get(system, (system, args.rates))[1]]
     name = f"{system}-x{scale:g}-seed{seed}"
     legs = {steps: args.out / f"{name}-{steps}" for steps in args.steps if steps <= most}
     with claimed(args.out / name) as mine:
@@ -202,7 +204,7 @@ def best_scale(system, steps, args):
     for scale in args.scales:
         if not (leg := trunk(system, scale, 0, steps, args)):
             return None
-        loss = float(leg["others"] if math.isfinite(float(leg["loss"])) else "inf")
+        loss = float(leg[publish.criterion(leg)] if math.isfinite(float(leg["loss"])) else "inf")
         if best and loss >= least:
             break
         best, least = scale, loss
@@ -224,18 +226,26 @@ def main(argv):
     parser.add_argument("--out", type=Path, help="folder for the runs (runs/study; with --results, RESULTS/runs)")
     parser.add_argument("--steps", type=int, nargs="+", default=STEPS, help=f"lengths of the runs in steps {STEPS}")
     parser.add_argument("--scales", type=float, nargs="+", default=(1, 0.5, 0.25), help="rate factors (1 0.5 0.25)")
+    parser.add_argument("--rates", type=float, nargs=3, default=GPT, metavar=("MUON", "ADAMW", "MIX"),
+                        help=f"learning rates of a system that is not in the list below {GPT}")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds per system (%(default)s)")
     parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), metavar="SYSTEM",
                         help=f"to train: {' '.join(SYSTEMS)} (all), or any other model")
     parser.add_argument("--jobs", type=int, default=1, help="runs that train at the same time (%(default)s)")
     args, args.options = parser.parse_known_args(argv)              # further options go to train.py
+    args.out = (args.out or (Path("runs/study") if args.results == HERE else args.results / "runs")).resolve()
     for system in args.systems:                                     # a mistake in one ends the study now
-        train.parse([*RECIPE.format(SYSTEMS.get(system, (system,))[0]).split(), *args.options])
+        model = SYSTEMS.get(system, (system,))[0]
+        train.parse([*RECIPE.format(model).split(), *args.options])
+        for run in args.out.glob(f"{system}-x*-seed*-*/"):
+            if old := runs.changed(run, [models.module(model.split()[0]).__file__]):
+                parser.error(f"{old[0].name} has changed since {run} began: name another --results")
+    if given := {word.split("=")[0] for word in args.options} & {"--muon_lr", "--adamw_lr", "--mix_lr"}:
+        parser.error(f"{min(given)}: this script sets the learning rates; for a model of your own, give --rates")
     args.steps = sorted(set(args.steps))
     if args.jobs < 1:
         parser.error(f"--jobs {args.jobs}: at least 1")
-    out = args.out or (Path("runs/study") if args.results == HERE else args.results / "runs")
-    args.out, args.results = out.resolve(), Results(args.results.resolve())
+    args.results = Results(args.results.resolve())
     fingerprint = Data(find_folder(args.data)).fingerprint
     if others := {leg["data"] for leg in args.results.legs().values()} - {fingerprint}:
         parser.error(f"{args.results.csv} has runs on other data ({', '.join(others)}): name another --results")

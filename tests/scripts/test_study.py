@@ -76,7 +76,7 @@ def test_the_queue(data, tmp_path, monkeypatch, capsys):
     def train(folder, system, seed, scale, rates, steps, before, args):
         loss = {1: 4.0, 0.5: 3.5, 0.25: 3.6}[scale] + 0.1 * seed - (system != "gpt")
         made.append((folder.name, before and before.name))
-        numbers = dict(zip(("muon_lr", "adamw_lr", "mix_lr"), rates), loss=loss, others=loss, repeated=1.0)
+        numbers = dict(zip(("muon_lr", "adamw_lr", "mix_lr"), rates), loss=loss, others=loss, share=0.1)
         line = dict.fromkeys(study["COLUMNS"]) | numbers | {
             "run": folder.name, "system": system, "seed": seed, "scale": scale, "steps": steps, "data": fingerprint}
         args.results.add(line, [{"kind": "val", "step": steps, "loss": loss}])
@@ -103,6 +103,8 @@ def test_the_queue(data, tmp_path, monkeypatch, capsys):
                 checkpoint.rmdir()
         queue(["gpt"], [steps, 500, 1000], 1)                               # in any order
         assert made.pop() == (f"gpt-x0.5-seed0-{steps}", left)
+    for run, column in (("", "others"), ("0.14", "others"), ("0.52", "loss")):
+        assert study["publish"].criterion({"share": run}) == column
     assert study["best_scale"]("gpt", 1000, SimpleNamespace(scales=[0.5])) == 0.5          # waits for no other process
     assert len(made) == 16 and len(compare.read(tmp_path)) == 18 and compare.read(tmp_path)[1]["val"] == [
         {"run": "gpt-x1-seed0-1000", "kind": "val", "step": 1000, "loss": 4.0}]
@@ -131,6 +133,11 @@ def test_jobs_are_forked(data, tmp_path):
     assert all(run["val"][-1]["step"] == run["steps"] and math.isfinite(run["others"]) for run in found.values())
     failed = study("--systems", "gpt", "--steps", "20", "--seq_len", "100000")
     assert failed.returncode == 2 and "add --max_len 100000" in failed.stderr.splitlines()[-1]
+    refused = study("--systems", "gpt", "--mix_lr", "0.01")
+    assert refused.returncode == 2 and "--mix_lr: this script sets the learning rates" in refused.stderr
+    (tmp_path / "runs" / "gpt-x1-seed0-5" / "source" / "gpt.py").write_text("another idea")
+    refused = study("--systems", "gpt", "--steps", "5", "10")
+    assert refused.returncode == 2 and "gpt.py has changed since" in refused.stderr
 
 
 def test_the_page_of_a_study(tmp_path, monkeypatch):
