@@ -1,7 +1,7 @@
 """Pictures and numbers of runs: learning curves against the baseline, and what the trained mechanisms do.
 
     python analyze.py curves runs/*                           losses over tokens and time, differences, a table
-    python analyze.py probe runs/A runs/B --out DIR           attention, features and mixing weights, by layer
+    python analyze.py probe runs/A runs/B                     attention, features and mixing weights, by layer
 
 Numbers are written as JSON and Markdown, pictures as PNG (pip install matplotlib). docs/probes.md says what they show.
 
@@ -134,7 +134,8 @@ def parse(argv):
                      help=f"system to compare the others with, by its name in the table ({models.names()[0]})")
     two = commands.add_parser("probe", help="what trained models do inside")
     two.add_argument("runs", nargs="+", type=run_folder, metavar="RUN", help="run folders with a checkpoint")
-    two.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for pictures and RUN.json")
+    two.add_argument("--out", type=Path, default=Path("analysis"), metavar="DIR",
+                     help="folder for pictures and RUN.json (%(default)s)")
     two.add_argument("--data", help="data folder, or its name under data/; none: the data the run was trained on")
     two.add_argument("--tokens", type=int, default=16384,
                      help="how many validation tokens to read, from the start (%(default)s)")

@@ -149,7 +149,7 @@ def check_length(options, old, step):
         return
     whose = "its" if falls == constant_until(old) else "the shorter run's"
     why = "a cosine schedule has one length" if falls < 0 else f"{whose} end begins at step {falls}"
-    how = (f"go on with {shell('train.py', '--resume', kept, '--max_steps', options.max_steps)}"
+    how = (f"copy {kept} to a new folder and --resume that"
            if kept.exists() and falls == constant_until(old) else f"start a new run with --init_from {run}")
     raise UserError(f"--max_steps {options.max_steps}: {run} is at step {step} of {old.max_steps}, and {why}: {how}")
 
@@ -270,7 +270,7 @@ def main(argv):
                f"to resume: {shell('train.py', '--resume', run.path)}")
     if options.resume:
         for old in runs.changed(run.path, sources):
-            say(ranks, f"{old} is what the run began with: the file has changed since")
+            say(ranks, f"{old.name} has changed since the run began, which has a copy: {old}")
         say(ranks, f"going on at step {run.start} of {options.max_steps}" if run.start < options.max_steps else
             f"{run.path} is finished: it has all its {options.max_steps} steps")
     elif options.init_from:

@@ -107,7 +107,7 @@ def draw_curves(rows, groups, baseline):
 def frame(ax):
     """Fits the y-axis to the last three quarters of the curves, except those of systems far from the others."""
     points = [[(x, y) for x, y in line.get_xydata().tolist() if math.isfinite(y)] for line in ax.get_lines()]
-    late = [[y for x, y in some if x >= some[-1][0] / 4] for some in points if some]
+    late = [[y for x, y in some if x >= some[-1][0] / 4 or len(some) < 4] for some in points if some]
     if not late:
         return
     centre = median(ys[-1] for ys in late)

@@ -95,7 +95,7 @@ def load(run_dir, device="cpu"):
     model = models.build(config["model"], **config["model_config"])
     take_weights(model, checkpoint, f"{models.path(config['model'])} as it is today (see {run_dir}/source)", run_dir)
     for old in changed(run_dir, [models.module(config["model"]).__file__]):
-        print(f"{old} is what it was trained with: the file has changed since", file=sys.stderr)
+        print(f"{old.name} has changed since the run began, which has a copy: {old}", file=sys.stderr)
     return model.to(device).eval(), config | {"step": checkpoint["step"]}
 
 

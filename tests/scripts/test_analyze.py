@@ -154,7 +154,6 @@ def test_without_matplotlib_the_numbers_are_there(trained, tmp_path):
     (["curves", "nothing"], "nothing is not the folder of a run"),
     (["curves", "young"], "young has only one validation: it has just begun, or was stopped"),
     (["curves", ROOT, "--out", "a.txt"], "--out a.txt is not a folder"),
-    (["probe", ROOT], "the following arguments are required: --out"),
     (["probe", "nothing", "--out", "o"], "nothing/ckpt.pt does not exist"),
     (["probe", ROOT, ROOT, "--out", "o"], "a run is given twice"),
     (["probe", ROOT, "--out", "o", "--tokens", "5"],
