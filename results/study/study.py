@@ -1,8 +1,9 @@
 """Trains the runs of this study: python results/study/study.py --data wiki
 
-A run trains at a constant learning rate and ends four times: after 400, 800, 1,600 and 3,200 steps the rate decays to a
-tenth over a quarter as many steps. So 4,700 steps give models of 500, 1,000, 2,000 and 4,000 steps. Each is a leg of
-the run: it continues from before_decay/ of the leg before, with a larger --max_steps. If that is lost, it starts anew.
+A run trains at a constant learning rate. From its checkpoints at 400, 800, 1,600 and 3,200 steps the rate decays to a
+tenth over a quarter as many steps, so 4,700 steps in all give models of 500, 1,000, 2,000 and 4,000 steps. Each of the
+four is a leg of the run: it continues from before_decay/ of the leg before, with a larger --max_steps. If that folder is
+lost, the leg starts anew.
 
 Every system has its own learning rates; their ratios come from earlier sweeps (your own model's: --rates). Seed 0 tunes
 their scale at 1,000 steps: the rates are halved, at most twice, as long as the loss on targets that are not copyable
@@ -14,9 +15,9 @@ runs.csv and rows in logs.jsonl.xz (here or in --results), and is kept. With --j
 
     python results/study/study.py --data notes --results runs/study-mine --systems gpt mine --steps 1000
 
-With --steps 20 --scales 1 --seeds 1 --eval_tokens 4096 --no-compile that is a try of a minute. Other options go to
-train.py; with other ones name another --results. This is a larger study, for a GPU (29M parameters in the blocks, 655M
-tokens):
+With --steps 20 --scales 1 --seeds 1 --eval_tokens 4096 --no-compile this is a try of a minute. All other options
+are passed to train.py; if you change them, name another --results. A larger study, for a GPU (29M parameters in the
+blocks, 655M tokens):
 
     python results/study/study.py --data fineweb-edu --results runs/study-30m --preset study-30m --dtype bf16 --seeds 2
 """
