@@ -49,7 +49,7 @@ class Options:                      # the preset changes some of these values: -
     max_steps: int = 1000           # optimizer steps
     batch_tokens: int = 8192        # tokens per optimizer step, over all ranks
     seq_len: int = 1024             # tokens per sequence
-    micro_batch: int | None = None  # sequences per forward and rank: speed and memory alone; none: up to 32,768 tokens
+    micro_batch: int | None = None  # sequences per forward pass and rank: speed, memory only; none: up to 32,768 tokens
     optimizer: str = "muon"         # muon (for the blocks' matrices, AdamW for the rest) | adamw
     muon_lr: float = 0.02           # Muon's peak learning rate
     adamw_lr: float = 0.004         # AdamW's peak rate: embeddings, head, norms; with --optimizer adamw also matrices
@@ -148,7 +148,7 @@ def check_length(options, old, step):
     if step <= falls:
         return
     whose = "its" if falls == constant_until(old) else "the shorter run's"
-    why = "a cosine schedule has one length" if falls < 0 else f"{whose} end begins at step {falls}"
+    why = "a cosine schedule has one length" if falls < 0 else f"{whose} decay begins at step {falls}"
     how = (f"copy {kept} to a new folder and --resume that"
            if kept.exists() and falls == constant_until(old) else f"start a new run with --init_from {run}")
     raise UserError(f"--max_steps {options.max_steps}: {run} is at step {step} of {old.max_steps}, and {why}: {how}")

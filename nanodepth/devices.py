@@ -124,8 +124,8 @@ class Ranks:
         if self.parallel:
             for name in ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
                 if name not in os.environ:
-                    raise UserError(f"RANK is set in the environment but {name} is not: start several processes with "
-                                    "torchrun, or one without RANK")
+                    raise UserError(f"RANK is set in the environment but {name} is not: start train.py with torchrun, "
+                                    "or unset RANK")
             if device == "auto" and torch.cuda.is_available() or device.startswith("cuda"):
                 device = f"cuda:{os.environ['LOCAL_RANK']}"
         self.device = find_device(device)

@@ -19,7 +19,7 @@ def download_fineweb_edu(out="data/fineweb-edu", shards=1, base_url=FINEWEB_URL)
     Existing shards are kept. UserError if a download fails.
     """
     if not 1 <= shards <= 99:
-        raise UserError(f"--shards {shards}: the dataset has the train shards 1 to 99")
+        raise UserError(f"--shards {shards}: choose 1 to 99, which is what the dataset has")
     out = Path(os.path.expanduser(out))
     out.mkdir(parents=True, exist_ok=True)
     if other := [p for p in out.iterdir() if split_of(p.name) and not p.name.startswith("finewebedu_")]:

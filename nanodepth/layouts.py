@@ -104,7 +104,7 @@ def exoformer(args, tensors):
     first = "transformer.layers.0.attn."
     found["norms"] = "qkvg" if f"{first}v_norm.weight" in tensors else "none"
     if found["norms"] == "none" and norms in ("q", "k", "qk") and "anchor_delta_enabled" not in args:
-        raise UserError(f"the first layer's normalised {norms} as anchors cannot be converted, only all four or none")
+        raise UserError(f"this NuResFormer normalises only its anchors {norms}: only all four or none can be converted")
     rows |= {f"anchor_norms.{s}_norm": f"{first}{s}_norm" for s in "qkvg"}
     return "nuresformer", found, rows, r".*\.[vg]_norm\.weight"                     # of model2.py's later layers
 

@@ -66,7 +66,7 @@ def recorded(model):
     record = Record()
     if not all(hasattr(model, name) for name in ("embed", "blocks", "final_norm", "head")) or not all(
             hasattr(block, name) for block in model.blocks for name in ("attn", "mlp_norm", "mlp")):
-        raise UserError("it must have embed, blocks with attn, mlp and mlp_norm, final_norm and head")
+        raise UserError("probe needs a model with embed, final_norm, head, and blocks that have attn, mlp and mlp_norm")
 
     def reads(module, inputs):      # if a block has inputs for queries, keys and values, the last is the residual's
         record.reads.extend(list(takewhile(torch.is_tensor, inputs))[-1:])
@@ -208,7 +208,7 @@ def observe(model, idx, targets, probe=None):
         model(idx)
     L, hidden = len(model.blocks), record.reads[::2]        # the residual stream before each block and at the end
     if len(record.reads) != 2 * L + 1 or len(record.outputs) != 2 * L + 1:
-        raise UserError("a block does not call its attn_norm, attn, mlp_norm and mlp once each: it cannot be watched")
+        raise UserError("a block does not call its attn_norm, attn, mlp_norm and mlp once each, so probe cannot measure it")
     if not all(x.isfinite().all() for x in hidden):
         raise UserError("the residual stream is not finite")
     flat = [x.double().flatten(0, 1) for x in hidden]

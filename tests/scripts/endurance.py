@@ -226,7 +226,7 @@ def lost_rank(folder, seed, data, whole):
     output = finish(process, code=1)                                                # it hangs if it waits for the dead
     seconds = time.monotonic() - began
     said = [line for line in output.splitlines()
-            if line.startswith(f"train.py: rank {1 - victim}: another rank is gone: stopped")]
+            if line.startswith(f"train.py: rank {1 - victim}: another process has died, so this one stopped")]
     assert len(said) == 1 and "--resume" in said[0] and 'train.py", line' not in output, output
     finish(start("train.py", "--resume", run, ranks=2))
     assert_same_run(run, whole)
