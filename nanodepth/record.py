@@ -208,7 +208,7 @@ def observe(model, idx, targets, probe=None):
         model(idx)
     L, hidden = len(model.blocks), record.reads[::2]        # the residual stream before each block and at the end
     if len(record.reads) != 2 * L + 1 or len(record.outputs) != 2 * L + 1:
-        raise UserError("a block does not call its attn_norm, attn, mlp_norm and mlp once each, so probe cannot measure it")
+        raise UserError("probe cannot measure it: a block does not call attn_norm, attn, mlp_norm and mlp once each")
     if not all(x.isfinite().all() for x in hidden):
         raise UserError("the residual stream is not finite")
     flat = [x.double().flatten(0, 1) for x in hidden]
