@@ -2,7 +2,7 @@
 from math import factorial
 
 from probes.hyperconnections import depth_matrix, neutral, stats  # noqa: F401
-from probes.mhc import of_maps
+from probes.mhc import compiled_parts, of_maps  # noqa: F401
 
 
 def costs(c, T):

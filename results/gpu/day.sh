@@ -78,6 +78,7 @@ study() {       # NAME: the study, by several processes that share it, and share
     mkdir -p "$mps" "$results"
     [ -z "${START:-}" ] || cp -n "$START"/runs.csv "$START"/logs.jsonl.xz "$results"
     export CUDA_MPS_PIPE_DIRECTORY=$(realpath "$mps") CUDA_MPS_LOG_DIRECTORY=$(realpath "$mps")
+    unset PYTORCH_CUDA_ALLOC_CONF                           # untried with CUDA graphs and MPS together
     nvidia-cuda-mps-control -d || pgrep nvidia-cuda-mps > /dev/null || unset CUDA_MPS_PIPE_DIRECTORY
     TORCHINDUCTOR_CUDAGRAPHS=1 python3 results/study/study.py --data "${DATA:-stdlib}" --results "$results" \
         --out "$runs/$1" --scales ${SCALES:-1} --jobs "$jobs" $study

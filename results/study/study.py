@@ -2,8 +2,8 @@
 
 A run trains at a constant learning rate. From its checkpoints at 400, 800, 1,600 and 3,200 steps the rate decays to a
 tenth over a quarter as many steps, so 4,700 steps in all give models of 500, 1,000, 2,000 and 4,000 steps. Each of the
-four is a leg of the run: it continues from before_decay/ of the leg before, with a larger --max_steps. If that folder is
-lost, the leg starts anew.
+four is a leg of the run: it continues from before_decay/ of the leg before, with a larger --max_steps. If that is lost,
+the leg starts anew.
 
 Every system has its own learning rates; their ratios come from earlier sweeps (your own model's: --rates). Seed 0 tunes
 their scale at 1,000 steps: the rates are halved, at most twice, as long as the loss on targets that are not copyable
@@ -50,7 +50,7 @@ from nanodepth.data import Data, find_folder  # noqa: E402
 STEPS, SEEDS = (500, 1000, 2000, 4000), 3
 RECIPE = "--preset study --dtype fp32 --compile --model {}"
 GPT, MIX = (0.007, 0.024, 0.002), (0.01, 0.024, 0.008)              # rates: muon_lr, adamw_lr, mix_lr
-SYSTEMS = {  # name in the tables: model and its options, rates
+SYSTEMS = {  # name in the tables: model and its options, rates; on a GPU mhar compiles for longer than it trains
     "gpt": ("gpt", GPT), "muddformer": ("muddformer", (0.01, 0.024, 0.002)), "resformer": ("resformer", MIX),
     "exoformer_dynamic": ("exoformer_dynamic", MIX), "satformer": ("satformer", GPT),
     "attnres": ("attnres", (0.005, 0.024, 0.002)), "mhc": ("mhc", MIX),
@@ -59,7 +59,7 @@ SYSTEMS = {  # name in the tables: model and its options, rates
     "exoformer": ("exoformer", MIX), "gpt-gated": ("gpt --gate elementwise", GPT), "speedrun": ("speedrun", MIX),
     "gpt-wide": ("gpt --d_ff 448", GPT),                            # 8% more parameters and FLOPs, as exoformer and mhc
     "gpt-wide-stream": ("gpt --d_model 160 --n_head 5 --n_layer 8", GPT),       # gpt's FLOPs
-    "attnres_block": ("attnres_block", (0.005, 0.024, 0.002)), "mhar": ("mhar", (0.005, 0.024, 0.002)),
+    "attnres_block": ("attnres_block", (0.005, 0.024, 0.002)), "mhar": ("mhar --no-compile", (0.005, 0.024, 0.002)),
     "depth_attention": ("depth_attention", GPT), "mhc_lite": ("mhc_lite", MIX), "nuresformer": ("nuresformer", MIX),
     "resformer-half": ("resformer", tuple(rate / 2 for rate in MIX))}
 LATER = ("attnres_block", "mhar", "depth_attention", "mhc_lite", "nuresformer", "resformer-half")
@@ -100,7 +100,7 @@ def forked(work, *args):
     if pid := os.fork():
         return pid
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)                      # ends with its parent; train.py saves first
+        ctypes.CDLL(None).prctl(1, signal.SIGUSR1)                      # ends with its parent; train.py saves first
     try:
         run_script("study.py", lambda _: work(*args))
     except SystemExit as done:
@@ -257,7 +257,7 @@ def main(argv):
     plan = [(most, seed, system)
             for most, systems in ((max(short), first), (max(args.steps), longest), (max(short), later))
             for seed in range(args.seeds) for system in systems]
-    if code := max(ended(pid) for pid in [forked(work, plan, tune, args) for _ in range(args.jobs)]):
+    if code := max(abs(ended(pid)) for pid in [forked(work, plan, tune, args) for _ in range(args.jobs)]):
         return code
     print(f"done: {shell('results/compare.py', args.results.folder)}")
 
