@@ -77,7 +77,7 @@ def of_the_machine(error, memory):
     if isinstance(error, ModuleNotFoundError):
         return UserError(f"this needs a package that is missing: pip install {error.name.split('.')[0]}")
     if type(error).__name__.startswith("Dist") or "/gloo/" in text:         # torch.distributed's errors
-        return UserError(f"another process has died, so this one stopped: go on with --resume ({one_line(error)})", code=1)
+        return UserError(f"another process has died, so this one stopped: go on with --resume ({one_line(error)})", 1)
     if cut_off := re.search(r"(\S+\.so): file too short", text):
         return UserError(f"{cut_off[1]} is cut off, because the compiler was killed while it wrote this file: delete "
                          "it and run again")

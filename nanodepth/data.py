@@ -252,7 +252,8 @@ def run_data(run, config, name=None) -> Data:
     folder = find_folder(name, *Path(run).resolve().parents) if name else trained_folder(run, trained)
     data = Data(folder, checked=("val",))
     if not name and data.fingerprint != trained["fingerprint"]:
-        raise UserError(f"{trained['path']} is no longer the data that {run} was trained on: give the original folder with --data")
+        raise UserError(f"{trained['path']} is no longer the data that {run} was trained on: name the original with "
+                        "--data")
     check_tokens(data, run, config)
     return data
 
