@@ -62,6 +62,9 @@ def test_pages_are_those_of_their_runs():
     pages |= {RESULTS / "study-small" / "README.md": small["tables"](final)}
     tried = compare.table(RESULTS / "study" / "rates.csv")
     pages |= {RESULTS / "study" / page: parts for page, parts in long["tables"](runs, speed, tried).items()}
+    tiny = RESULTS / "tiny-cpu"
+    for run in compare.table(tiny / "runs.csv"):
+        assert f" | {run['parameters']:,} | {run['bpb']:.4f} |\n" in (tiny / "README.md").read_text(), run
     for page, parts in pages.items():
         for name, table in parts.items():
             assert f"<!-- {name} -->\n{table}\n<!-- end -->" in page.read_text(), (page, name)
