@@ -109,7 +109,7 @@ def test_norms_that_the_flags_do_not_know(refused, tmp_path):
         "exoformer", save("exoformer", tmp_path / "c", config, tensors | {newer: torch.ones(8)}))
     del config["anchor_delta_enabled"]
     newest = save("exoformer", tmp_path / "d", config | QK_NORM, tensors)
-    assert "normalised qk as anchors" in refused("exoformer", newest)
+    assert "normalises only its anchors qk" in refused("exoformer", newest)
 
 
 def test_other_mistakes(refused, monkeypatch, tmp_path):
