@@ -281,8 +281,9 @@ def main(argv):
     def on_signal(number, frame):
         signals.append(number)
         signal.signal(number, signal.SIG_DFL)
-        with suppress(OSError):                                             # a terminal that is gone
-            os.write(2, b"\nstopping after this step; interrupt again to quit now\n" if ranks.rank == 0 else b"")
+        if ranks.rank == 0:
+            with suppress(OSError):                                         # the terminal may be gone
+                os.write(2, b"\nstopping after this step; interrupt again to quit now\n")
 
     before = {number: signal.signal(number, on_signal)
               for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)

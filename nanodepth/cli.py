@@ -82,7 +82,7 @@ def of_the_machine(error, memory):
         return UserError(f"{cut_off[1]} is cut off, because the compiler was killed while it wrote this file: delete "
                          "it and run again")
     if type(error).__module__.startswith("wandb"):
-        return UserError(f"wandb: {one_line(error)}: wandb login, or leave out --wandb")
+        return UserError(f"--wandb: {one_line(error)}")
     if "does not have a deterministic implementation" in text:
         return UserError(f"{text.split(',')[0]}: leave out --deterministic")
 

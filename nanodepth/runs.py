@@ -258,8 +258,9 @@ class Run:
             run.evaluated = max((row["step"] for row in rows if row["kind"] == "val"), default=-1)
             write_text(path / "log.jsonl", "".join(map(to_json, rows)))
             run.open_log(options)
-            if given.keys() != {"resume"} and (failed := run.save(step, model, optimizers)):    # the next --resume
-                print(failed, file=sys.stderr)                                                  # knows them too
+            # now, since a plain --resume after a crash takes the options from the checkpoint
+            if given.keys() != {"resume"} and (failed := run.save(step, model, optimizers)):
+                print(failed, file=sys.stderr)
         run.evaluated = ranks.share(run.evaluated)
         return run
 
