@@ -10,26 +10,29 @@ nanodepth/data.py describes the format. Text that spells the end-of-text token s
 """
 import contextlib
 import hashlib
+import http.client
 import os
 import platform
 import shutil
 import sysconfig
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from nanodepth.cli import Parser, UserError, run_script, shell
-from nanodepth.data import Data
-from nanodepth.download import FINEWEB_URL, download_fineweb_edu
-from nanodepth.runs import folder_atomically
+from nanodepth.data import Data, read_shard, split_of
+from nanodepth.runs import folder_atomically, write_atomically
 from nanodepth.shards import Writer, finish_folder
 from nanodepth.texts import KNOWN, documents, text_files
 from nanodepth.tokenizers import load_tokenizer, token_bytes, train_bpe
 
 SHARD_TOKENS = 100_000_000
+FINEWEB_URL = "https://huggingface.co/datasets/kjj0/finewebedu10B-gpt2/resolve/main/"
 
 # ----------------------------------------------------------------------------------------------------- filling a folder
 
@@ -169,6 +172,38 @@ def prepare_text(files, out, tokenizer="gpt2", n_vocab=None, val_frac=None, val_
         names = [os.path.basename(file) for file in files + val_files]
         source = ", ".join(names[:8]) + (f" and {len(names) - 8} more files" if len(names) > 8 else "")
         return fill_folder(tmp, texts("encoding"), tokenizer, source, 0 if val_files else val_frac, shard_tokens)
+
+
+def download_fineweb_edu(out, shards, base_url=FINEWEB_URL):
+    """Downloads train shards 1 ... `shards`, and last the val shard, without which nothing can train on the folder.
+
+    Existing shards are kept. UserError if a download fails.
+    """
+    if not 1 <= shards <= 99:
+        raise UserError(f"--shards {shards}: choose 1 to 99, which is what the dataset has")
+    out = Path(os.path.expanduser(out))
+    out.mkdir(parents=True, exist_ok=True)
+    if other := [p for p in out.iterdir() if split_of(p.name) and not p.name.startswith("finewebedu_")]:
+        raise UserError(f"{other[0]} belongs to other data: choose another --out")
+    names = [*(f"finewebedu_train_{i:06d}.bin" for i in range(1, shards + 1)), "finewebedu_val_000000.bin"]
+    for name in tqdm(names, unit=" shards", disable=None, leave=False):
+        if not (out / name).exists():
+            fetch_shard(f"{base_url.rstrip('/')}/{name}", out / name)
+
+
+def fetch_shard(url, path):
+    """Downloads a shard (200 MB, in memory). UserError if that fails."""
+    def write(file):
+        file.write(raw)
+        file.flush()
+        read_shard(file.name)                                           # UserError if it is none
+
+    try:
+        with urllib.request.urlopen(url, timeout=60) as reply:
+            raw = reply.read()
+    except (OSError, http.client.HTTPException, ValueError) as e:       # also if the connection ends early
+        raise UserError(f"{url}: download failed ({e}): check --url and --shards, or run it again") from None
+    write_atomically(path, write)
 
 
 # --------------------------------------------------------------------------------------------------------- command line

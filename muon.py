@@ -175,7 +175,6 @@ def optimizers(model, kind, muon_lr, adamw_lr, weight_decay, second_moment=None,
 
     muon_lr is for the matrices, adamw_lr for embeddings, head, norms and biases, mix_lr for mixing_params(model) (None:
     adamw_lr). second_moment and dtype are Muon's. Each group holds its peak rate in "peak_lr", for the schedule.
-    ValueError for another kind.
     """
     matrices, rest = split_params(model)
     mixing = {id(p) for p in mixing_params(model)}
@@ -184,10 +183,8 @@ def optimizers(model, kind, muon_lr, adamw_lr, weight_decay, second_moment=None,
               dict(params=[p for p in rest if id(p) in mixing], lr=mix_lr, weight_decay=0.0)]
     if kind == "muon":
         found = [Muon(matrices, muon_lr, weight_decay, second_moment=second_moment, dtype=dtype)]
-    elif kind == "adamw":
-        found, groups = [], [dict(params=matrices, lr=adamw_lr, weight_decay=weight_decay), *groups]
     else:
-        raise ValueError(f"optimizer must be muon or adamw, not {kind!r}")
+        found, groups = [], [dict(params=matrices, lr=adamw_lr, weight_decay=weight_decay), *groups]
     groups = [group for group in groups if group["params"]]
     found.append(torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8, fused=True))
     for group in (group for optimizer in found for group in optimizer.param_groups):

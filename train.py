@@ -65,7 +65,6 @@ class Options:                      # the preset changes some of these values: -
     eval_tokens: int = 1048576      # validation tokens to score, the same ones each time
     final_eval_tokens: int | None = None    # validation tokens to score after the last step; none: eval_tokens
     save_every: int | None = None   # steps between checkpoints; none: eval_every
-    sample_every: int | None = None # steps between text samples, printed at validations; none: no samples
     wandb: bool = False             # also log to Weights & Biases (pip install wandb)
 
     def __post_init__(self):
@@ -85,7 +84,7 @@ class Options:                      # the preset changes some of these values: -
 # ---------------------------------------------------------------------------------------------------- the command line
 
 MAY_CHANGE = {"resume", "data", "device", "compile", "threads", "micro_batch", "eval_every", "eval_tokens", "max_steps",
-              "final_eval_tokens", "save_every", "sample_every", "wandb"}    # when a run is resumed
+              "final_eval_tokens", "save_every", "wandb"}            # when a run is resumed
 
 
 def parse(argv):
@@ -130,10 +129,6 @@ def parse(argv):
     if not asked.resume and "warmup_steps" not in flags:                    # the preset's, but at most all steps
         chosen["warmup_steps"] = min(chosen.get(name, getattr(Options, name)) for name in ("warmup_steps", "max_steps"))
     options = Options(**chosen)
-    if options.sample_every:
-        models.cache_class(model)
-        if not hasattr(models.module(model).Model, "generate"):
-            raise UserError(f"models/{model}.py has no Model.generate, which --sample_every calls: see gpt.py")
     if asked.resume and "data" not in flags and (folder := trained_folder(options.resume, old["data"])).is_dir():
         options.data = str(folder)
     if asked.resume and "max_steps" in flags and flags["max_steps"] != defaults["max_steps"]:
@@ -313,8 +308,6 @@ def validate(step, model, batches, options, ranks, signals):
     if ranks.rank == 0:
         with context:
             row["stats"] = probes.stats(options.model, model, batches.sample())
-            if options.sample_every and (last or step % options.sample_every == 0) and math.isfinite(row["loss"]):
-                say(ranks, f"--- {scoring.sample(model, batches.tokenizer)}\n---")
     model.train()
     return row
 

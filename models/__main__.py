@@ -5,8 +5,9 @@ import torch
 
 import models
 import probes
+from nanodepth.cli import run_script
 from nanodepth.devices import flops_per_token
-from nanodepth.cli import parse_spec, run_script, same_shape
+from nanodepth.timing import parse_spec, same_shape
 
 
 def sizes(name, options):

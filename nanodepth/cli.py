@@ -193,19 +193,3 @@ def reader(hint):
 def pick(cls, values):
     """The items of `values` that are fields of the dataclass `cls`."""
     return {f.name: values[f.name] for f in fields(cls) if f.name in values}
-
-
-def parse_spec(spec):
-    """"name:option=value:..." -> (name, {option: value}). UserError for an unknown model or option."""
-    name, *words = spec.split(":")
-    parser = Parser(add_help=False)
-    add_options(parser, name, models.module(name).Config, {})
-    try:
-        return name, vars(parser.parse_args([f"--{word}" for word in words]))
-    except UserError as e:
-        raise UserError(f"{spec}: {e}") from None
-
-
-def same_shape(Config, base, asked):
-    """{field: value} for `base`, another model's Config: the value asked for, else Config's default, else base's."""
-    return {f.name: asked.get(f.name, getattr(Config, f.name, f.default)) for f in fields(base)}

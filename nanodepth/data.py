@@ -46,9 +46,8 @@ class Data:
     """A folder of shards, memory-mapped. Without a meta.json, the shards count as public ones with GPT-2 tokens.
 
     Attributes: path, meta (dict), tokenizer (for load_tokenizer), vocab_size, n_train and n_val (tokens), token_bytes,
-    fingerprint (hex; changes with the data). If there is a meta.json, the folder must have exactly the shards that it
-    lists. UserError for a missing or unfinished folder, a missing, unlisted or truncated shard, and for token ids
-    beyond the vocabulary. To check the ids, the `checked` splits are read once.
+    fingerprint (hex; changes with the data). To check the token ids, the `checked` splits are read once. UserError for
+    a folder that is missing, unfinished or without the shards in its meta.json, and for ids beyond the vocabulary.
     """
 
     def __init__(self, path, checked=("train", "val")):
@@ -182,8 +181,7 @@ class Batches:
 
     n_seq: sequences per step; micro: sequences per forward pass of one rank; n_micro: forward passes per step and rank.
     Without --micro_batch a pass has up to 32,768 tokens, or the model's micro_tokens, halved until parameters x tokens
-    are at most 2^44: 32,768 up to 0.5B parameters, 8,192 up to 2.1B. UserError for numbers that do not divide, and if
-    samples need a tokenizer that cannot be loaded.
+    are at most 2^44: 32,768 up to 0.5B parameters, 8,192 up to 2.1B. UserError for numbers that do not divide.
     """
 
     def __init__(self, data, options, ranks, model):
@@ -203,9 +201,6 @@ class Batches:
                             "that a rank has per step")
         self.n_micro = self.per_rank // self.micro
         self.token_bytes = data.token_bytes
-        if options.sample_every:                                            # fail now, not in the middle of a run
-            from nanodepth.tokenizers import load_tokenizer
-            self.tokenizer = load_tokenizer(data.tokenizer)
         self.n_epochs = options.max_steps * self.n_seq / data.n_windows(options.seq_len)
 
     def train(self, step):

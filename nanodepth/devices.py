@@ -27,21 +27,20 @@ def find_device(name="auto"):
         raise UserError(f"--device {name} cannot be used: {one_line(e).split('. ')[0]}") from None
 
 
-def has_bf16(device):
-    """Whether the chip multiplies bf16 natively. If not, bf16 may be slower than fp32."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    chip = torch.cpu.get_capabilities() if device.type == "cpu" else {}
-    return any(chip.get(name) for name in ("avx512_bf16", "amx_bf16"))
-
-
 def choose_dtype(device, dtype):
-    """The dtype of a run, "bf16" or "fp32"; "auto" is bf16 if the chip supports it. With fp32, a GPU may use TF32.
+    """The dtype of a run, "bf16" or "fp32"; "auto" is bf16 if the chip multiplies it natively: else fp32 may be faster.
+
+    With fp32, a GPU may use TF32.
 
     With bf16 it may not: what a model then still computes in fp32 needs the precision.
     """
     if dtype == "auto":
-        dtype = "bf16" if has_bf16(device) else "fp32"
+        if device.type == "cuda":
+            native = torch.cuda.is_bf16_supported(including_emulation=False)
+        else:
+            chip = torch.cpu.get_capabilities()
+            native = device.type == "cpu" and any(chip.get(name) for name in ("avx512_bf16", "amx_bf16"))
+        dtype = "bf16" if native else "fp32"
     if dtype == "fp32" and device.type == "cuda":
         torch.set_float32_matmul_precision("high")
     return dtype

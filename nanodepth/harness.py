@@ -48,12 +48,6 @@ MQAR_PAIRS = (4, 8, 16)
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")     # lm_eval's names, in its order
 
 
-def take_rows(cache, rows):
-    """A cache with other batch rows: every tensor in its lists and dictionaries becomes tensor[rows]. Scalars stay."""
-    vars(cache).update(tree_map(lambda t: t[rows] if torch.is_tensor(t) and t.ndim else t, vars(cache)))
-    return cache
-
-
 def generation(options):
     """(stop strings, number of tokens) of generation_kwargs. UserError unless they ask for greedy decoding."""
     known = {"until", "do_sample", "temperature", "top_p", "top_k", *LENGTHS}
@@ -140,8 +134,9 @@ class HarnessLM(TemplateLM):
                 with norm.register_forward_pre_hook(last):
                     first = self.model(idx, cache=cache)[0][at, -1:, :self.n_vocab]                 # (B, 1, V)
                 rest = first[:, :0]
-                if width > 1:
-                    rest = self.model(tokens[:, :-1], cache=take_rows(cache, at))[0][..., :self.n_vocab]
+                if width > 1:                                               # one row of the cache per continuation
+                    vars(cache).update(tree_map(lambda t: t[at] if torch.is_tensor(t) and t.ndim else t, vars(cache)))
+                    rest = self.model(tokens[:, :-1], cache=cache)[0][..., :self.n_vocab]
                 for row, i in enumerate(rows):
                     logits, wanted = torch.cat((first[row], rest[row, :sizes[i] - 1])).float(), tokens[row, :sizes[i]]
                     score = logits.gather(1, wanted[:, None])[:, 0] - logits.logsumexp(-1)

@@ -238,9 +238,6 @@ class Run:
                             "or has changed since: name the original with --data")
         take_weights(model, checkpoint, f"{models.path(options.model)} as it is today", path)
         try:
-            if not 0 <= step <= options.max_steps or checkpoint["tokens"] != step * options.batch_tokens:
-                raise ValueError(f"{checkpoint['tokens']} tokens at step {step} of {options.max_steps} steps of "
-                                 f"{options.batch_tokens}")
             for optimizer, state in zip(optimizers, checkpoint["optimizers"], strict=True):
                 optimizer.load_state_dict(state)
             torch.set_rng_state(checkpoint["rng"])

@@ -1,4 +1,4 @@
-"""Scores a model on text (loss, perplexity, bits per byte), and samples a text from it."""
+"""Scores a model on text: loss, perplexity, bits per byte."""
 import math
 
 import torch
@@ -35,13 +35,3 @@ def evaluate(model, batches, token_bytes=None, autocast=None, reduce=None):
     bpb = text_nats / math.log(2) / text if counted else None
     return {"loss": loss, "ppl": math.exp(min(loss, 700)), "bpb": bpb, "eval_tokens": int(tokens),
             "eval_bytes": int(text) if counted else None}
-
-
-def sample(model, tokenizer):
-    """A text that the model writes without a prompt. Does not touch the random numbers of training."""
-    start = torch.full((1, 1), tokenizer.eot_token, device=next(model.parameters()).device)
-    generator = torch.Generator(start.device).manual_seed(0)
-    n_tokens = min(100, model.config.max_len - 1)
-    with torch.compiler.set_stance("force_eager"):                          # a cache would compile each part once more
-        tokens = model.generate(start, n_tokens, 0.8, 50, generator, n_vocab=tokenizer.n_vocab)[0, 1:].tolist()
-    return tokenizer.decode(tokens)

@@ -5,7 +5,7 @@ import json
 import os
 import tempfile
 import time
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from statistics import quantiles
 
@@ -18,10 +18,26 @@ from torch.utils.benchmark import Timer
 import models
 import muon
 import probes
-from nanodepth.cli import UserError, parse_spec, pick, same_shape, user_errors
+from nanodepth.cli import Parser, UserError, add_options, pick, user_errors
 from nanodepth.devices import autocast, cast_weights, flops_per_token
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")                             # torch's profiler prints no start message
+
+
+def parse_spec(spec):
+    """"name:option=value:..." -> (name, {option: value}). UserError for an unknown model or option."""
+    name, *words = spec.split(":")
+    parser = Parser(add_help=False)
+    add_options(parser, name, models.module(name).Config, {})
+    try:
+        return name, vars(parser.parse_args([f"--{word}" for word in words]))
+    except UserError as e:
+        raise UserError(f"{spec}: {e}") from None
+
+
+def same_shape(Config, base, asked):
+    """{field: value} for `base`, another model's Config: the value asked for, else Config's default, else base's."""
+    return {f.name: asked.get(f.name, getattr(Config, f.name, f.default)) for f in fields(base)}
 
 
 class Row:

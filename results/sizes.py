@@ -9,7 +9,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 import models  # noqa: E402
 from models.__main__ import sizes  # noqa: E402
-from nanodepth.cli import same_shape  # noqa: E402
+from nanodepth.timing import same_shape  # noqa: E402
 from publish import markdown  # noqa: E402
 
 TEXT = """# Sizes

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE / "helpers")]
+RESULTS = HERE.parent / "results"
+sys.path[:0] = map(str, (HERE.parent, HERE / "helpers", RESULTS, RESULTS / "value-gates", RESULTS / "reasoning-depth"))
 # A background job ignores Ctrl-C, one under nohup SIGHUP, and so would the scripts under test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -1,10 +1,10 @@
 """exoformer.py, nuresformer.py and exoformer_dynamic.py against their paper in float64, arXiv:2601.08131."""
 import pytest
-from measure import SMALL
 from reference import (  # noqa: F401  (float64: autouse)
     compare, float64, gelu, gpt, heads, linear, norm, setup, show, sigmoid)
 
 import models
+from test_probes import SMALL
 
 OWN = dict(gate="elementwise", granularity="elementwise", norms="qkvg")
 CASES = [dict(), dict(granularity="headwise", tie_embeddings=True, qk_norm=False), dict(norms="qk"),

@@ -3,7 +3,6 @@ import math
 
 import pytest
 import torch
-from measure import extra
 from reference import (  # noqa: F401  (float64: autouse)
     COMMON, add, attend, compare, float64, linear, mlp_sublayer, norm, project, queries, setup, show)
 
@@ -141,14 +140,3 @@ def test_initial_values():
         assert (layer.conv.bias == 0).all() and (layer.wo.weight == 0).all()
     assert model.blocks[0].attn.w_rank.weight.shape == (8, 256)
     assert (model.blocks[6].attn.wo.weight == 0).all() and 0.015 < model.blocks[6].attn.w_gate.weight.std() < 0.025
-
-
-@pytest.mark.parametrize("options", [dict(n_layer=12, window=16), dict(n_layer=8, gmu=False)], ids=show)
-def test_costs(options):
-    """At two lengths; the counter sees matrix products and the convolution, of windows with all keys."""
-    for T in (64, 32):
-        (_, flops, read), products = extra("sambay", T, **options)
-        c = sambay.Config(**options)
-        of, E, window = c.mixers.count, 2 * 64, c.window
-        mixing = of("mamba") * E * (7 * 16 + 3) + of("gmu") * E
-        assert products == flops - mixing + of("window") * 4 * 64 * max(0, T - window) and read == of("gmu") * E

@@ -8,8 +8,6 @@ Each part prints its figures and ends with an AssertionError if a run differs. C
 `test_endurance.py` runs short versions.
 """
 import argparse
-import contextlib
-import io
 import itertools
 import json
 import os
@@ -30,11 +28,10 @@ sys.path[:0] = [str(TESTS.parent), str(TESTS / "helpers")]
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from small import ROOT, assert_same_run, flags, rows  # noqa: E402
+from small import ROOT, assert_same_run, flags, inside, rows  # noqa: E402
 
 import data_prep  # noqa: E402
 import models  # noqa: E402
-import train  # noqa: E402
 from nanodepth import runs  # noqa: E402
 from nanodepth.data import Data  # noqa: E402
 
@@ -65,12 +62,6 @@ def wait_until(condition, process):
             return False
         time.sleep(0.0005)
     return True
-
-
-def inside(words):
-    """train.py in this process, silently. Returns the exit code."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        return train.main([str(word) for word in words])
 
 
 def prepare(folder):
@@ -145,7 +136,7 @@ def kills(n, seed, folder, names):
     for name in itertools.cycle(names):
         whole = folder / f"whole-{name}"
         if not whole.exists():
-            assert inside(flags(**RUN, model=name, data=data, out=whole)) == 0
+            assert inside(*flags(**RUN, model=name, data=data, out=whole)) == 0
         total += chain(folder / "chain", rng, name, whole, data, seconds, min(10, -(-n // 2)))
         total["chains"] += 1
         if total.total() - total["chains"] >= n:
@@ -172,7 +163,7 @@ def worker(orders, dtype):
             return batch(self, step, *words)
 
         with patch.object(Data, "batch", batch_and_signal):
-            assert inside(argv) == (128 + signal.SIGTERM if last else 0)
+            assert inside(*argv) == (128 + signal.SIGTERM if last else 0)
     if dist.is_initialized():
         dist.barrier()
         os._exit(0)

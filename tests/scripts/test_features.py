@@ -1,7 +1,4 @@
 """results/value-gates/features.py: classes of tokens, gates and features against loops, a dictionary that is known."""
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from analysis import double, random_model, tokens  # noqa: F401
@@ -9,7 +6,6 @@ from analysis import double, random_model, tokens  # noqa: F401
 import models
 import probes
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "results" / "value-gates"))
 features = pytest.importorskip("features")       # a copy of the repository may be without results/
 GATED = [name for name in models.names() if hasattr(probes.find(name), "value_gates")]
 WORDS = {"semantic": [b"the", b" Paris", b"ing", b"x1", b"'s", "caf\u00e9".encode()],

@@ -1,12 +1,8 @@
 """results/reasoning-depth/hops.py: its documents against a walk along the arrows, its scores against known answers."""
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "results" / "reasoning-depth"))
 hops = pytest.importorskip("hops")               # a copy of the repository may be without results/
 
 

@@ -34,7 +34,6 @@ BAD = {   # name: (flags, what the line must say). Words in capitals are files o
     "small vocabulary": (["--vocab_size", "100"], "--vocab_size 100"),
     "no such data": (["--data", "nowhere"], "data_prep.py"),
     "data that are a file": (["--data", "A.TXT"], "A.TXT: a file, and not a data folder"),
-    "samples without a tokenizer": (["--data", "PUBLIC", "--sample_every", "5"], "tokenizer gpt2 must"),
     "folder in the way": (["--out", "RUN"], "exists: choose another --out, or go on with --resume"),
     "folder of something else": (["--out", "OTHER"], "which no run writes: choose another --out"),
     "file in the way": (["--out", "A.TXT"], "A.TXT: Not a directory"),

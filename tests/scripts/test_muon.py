@@ -67,10 +67,12 @@ def test_zero_and_tiny_gradients_stay_finite():
 
 @pytest.mark.parametrize("second_moment", [None, 0.9])
 def test_a_stack_equals_one_by_one_and_the_definition(second_moment):
-    """Three steps over mixed shapes, against a loop written from the definition."""
-    shapes, g = [(8, 4), (4, 8), (8, 4), (6, 6), (8, 4)], torch.Generator().manual_seed(0)
+    """Three steps over mixed shapes, also stacks in one parameter, against a loop written from the definition."""
+    shapes, g = [(8, 4), (4, 8), (8, 4), (6, 6), (8, 4), (3, 8, 4), (3, 4, 8)], torch.Generator().manual_seed(0)
     start = [torch.randn(s, generator=g, dtype=torch.float64) for s in shapes]
     grads = [[torch.randn(s, generator=g, dtype=torch.float64) for s in shapes] for _ in range(3)]
+    for grad in (grad for step in grads for grad in step[5:]):
+        grad *= torch.tensor([1.0, 0.01, 100.0])[:, None, None]
     stacked = [nn.Parameter(p.clone()) for p in start]
     opt = muon.Muon(stacked, lr=0.1, weight_decay=0.5, momentum=0.8, second_moment=second_moment)
     for step in grads:
@@ -78,37 +80,21 @@ def test_a_stack_equals_one_by_one_and_the_definition(second_moment):
             p.grad = grad.clone()
         opt.step()
 
-    for i, (p, (rows, cols)) in enumerate(zip(start, shapes)):
-        mean, square = torch.zeros_like(p), 0.0
-        for step in grads:
-            mean = 0.8 * mean + 0.2 * step[i]
-            u = muon.polar_express(0.2 * step[i] + 0.8 * mean)
-            if second_moment is not None:
-                dim = 1 if rows >= cols else 0
-                square = 0.9 * square + 0.1 * (u ** 2).mean(dim, keepdim=True)
-                v = u / square.sqrt()
-                u = v * u.norm() / v.norm()
-            u = u * math.sqrt(max(1, rows / cols))
-            p = p - 0.1 * 0.5 * p * (u * p >= 0) - 0.1 * u
-        torch.testing.assert_close(stacked[i].detach(), p, atol=1e-10, rtol=0)
-
-
-@pytest.mark.parametrize("second_moment", [None, 0.9])
-@pytest.mark.parametrize("shape", [(8, 4), (4, 8)])
-def test_a_stack_in_one_parameter_equals_its_matrices(second_moment, shape):
-    """As the experts of models/kern.py are kept; one of them never gets a gradient."""
-    g = torch.Generator().manual_seed(0)
-    stack = nn.Parameter(torch.randn(3, *shape, generator=g, dtype=torch.float64))
-    matrices = [nn.Parameter(m.clone()) for m in stack.detach()]
-    opts = [muon.Muon(params, lr=0.1, weight_decay=0.5, second_moment=second_moment) for params in ([stack], matrices)]
-    for _ in range(3):
-        stack.grad = torch.randn(3, *shape, generator=g, dtype=torch.float64)
-        stack.grad *= torch.tensor([1.0, 0.0, 100.0])[:, None, None]
-        for m, grad in zip(matrices, stack.grad):
-            m.grad = grad.clone()
-        for opt in opts:
-            opt.step()
-    torch.testing.assert_close(stack.detach(), torch.stack(matrices).detach(), atol=1e-12, rtol=0)
+    for i, (*_, rows, cols) in enumerate(shapes):
+        for p, *steps, found in zip(*(x.detach().view(-1, rows, cols)
+                                      for x in (start[i], *(step[i] for step in grads), stacked[i]))):
+            mean, square = torch.zeros_like(p), 0.0
+            for grad in steps:
+                mean = 0.8 * mean + 0.2 * grad
+                u = muon.polar_express(0.2 * grad + 0.8 * mean)
+                if second_moment is not None:
+                    dim = 1 if rows >= cols else 0
+                    square = 0.9 * square + 0.1 * (u ** 2).mean(dim, keepdim=True)
+                    v = u / square.sqrt()
+                    u = v * u.norm() / v.norm()
+                u = u * math.sqrt(max(1, rows / cols))
+                p = p - 0.1 * 0.5 * p * (u * p >= 0) - 0.1 * u
+            torch.testing.assert_close(found, p, atol=1e-10, rtol=0)
 
 
 class Ranks:

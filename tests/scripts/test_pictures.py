@@ -119,14 +119,6 @@ def test_curves(tmp_path):
     assert fig._repr_png_().startswith(b"\x89PNG") and low < -1.2 and high > 0          # what a notebook shows
 
 
-def test_differences_only_at_equal_tokens(tmp_path):
-    runs = read(write_run(tmp_path / "a", [9, 5, 4]), write_run(tmp_path / "b", [9, 4, 3], model="half", step=50),
-                write_run(tmp_path / "c", [9, 4, 3], model="odd", step=30))
-    drawn, fig = drawn_curves(runs)
-    assert drawn["gap"]["half"].tolist() == [[1e-3, -2.0]] and "odd" not in drawn["gap"]
-    assert [text.get_text() for text in fig.legends[0].get_texts()] == [ROOT, "half", "odd"]    # no final difference
-
-
 def test_the_axes_show_what_matters(tmp_path):
     """Neither the early phase nor one system that is far away sets the scale."""
     ends = {ROOT: 0, "a": 0.01, "b": -0.02, "c": 0.03, "far": 2, "low": -3, "gone": math.nan}

@@ -29,6 +29,7 @@ def count(model):
     ("exo-1b", "gpt", {}, 1_007_528_448, 0), ("exo-1b", "exoformer_dynamic", {}, 1.01815e9, 1e-4),
     ("pythia-1.4b", "pythia", {}, 1_414_647_808, 0),                                    # as the released models have
     ("pythia-2.8b", "pythia", {}, 2_775_208_960, 0),
+    ("mudd-405m", "muddmoe", {}, 1.85e9, 0.027),                                        # "1.8B"
     *((preset, "gpt", {}, millions * 1e6, 0.05e6 / (millions * 1e6)) for preset, millions in {
         "sat-130m": 128.4, "sat-340m": 334.8, "sat-760m": 766.4, "sat-1.3b": 1298.8, "sat-757m-thin": 757.0,
         "mudd-405m": 411.6, "mudd-834m": 834.5, "mudd-1.4b": 1439.8}.items()),

@@ -4,12 +4,9 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "results"))
 publish = pytest.importorskip("publish")         # a copy of the repository may be without results/
 
 

@@ -10,15 +10,13 @@ import types
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._dynamo.testing import CompileCounter
 
 import data_prep
 import models
 import train
 from folders import ranks_file
-from nanodepth import runs, scoring
+from nanodepth import runs
 from nanodepth.cli import UserError
-from nanodepth.tokenizers import load_tokenizer
 from small import SMALL, assert_same_run, flags, inside, losses, near, rows, start, vals
 
 
@@ -152,20 +150,6 @@ def test_ctrl_c_when_the_terminal_is_gone(data, tmp_path):
     running.stdout.close(), running.stderr.close()
     running.send_signal(signal.SIGINT)
     assert running.wait(60) == 130 and runs.read_checkpoint(tmp_path / "run")["step"] == len(rows(tmp_path / "run"))
-
-
-def test_samples(data, tmp_path, capsys):
-    """At validations of multiples of sample_every, without a change to the losses, and without compiling anything."""
-    counter = CompileCounter()
-    model = models.build("gpt", vocab_size=257, n_layer=1, d_model=16, n_head=1, max_len=8)
-    model.blocks[0].compile(backend=counter)                                # as probes.compiled_parts() asks for
-    assert scoring.sample(model, load_tokenizer("byte")) and counter.frame_count == 0
-    few = {**SMALL, "max_steps": 8, "eval_every": 2, "n_layer": 1, "z_loss": 0.1}
-    assert inside(*flags(**few, data=data, out=tmp_path / "a")) == 0
-    capsys.readouterr()
-    assert inside(*flags(**few, data=data, out=tmp_path / "b", sample_every=4)) == 0
-    assert capsys.readouterr().out.count("---") == 2 * 3                    # before and behind those of 0, 4 and 8
-    assert losses(tmp_path / "a") == losses(tmp_path / "b") and vals(tmp_path / "a") == vals(tmp_path / "b")
 
 
 def test_weights_and_biases(data, tmp_path, monkeypatch):

@@ -14,7 +14,6 @@ import torch
 import models
 
 RESULTS = Path(__file__).parents[2] / "results"
-sys.path.insert(0, str(RESULTS))
 compare = pytest.importorskip("compare")         # a copy of the repository may be without results/
 THREE = {"gpt": {0: 4.0, 1: 4.3, 2: 4.2}, "one": {0: 3.9, 1: 4.25, 2: 4.0}, "two": {0: 4.1, 1: 4.2, 2: 4.3}}
 

@@ -1,4 +1,3 @@
-"""What the generic tests run of dape.py beside its defaults."""
 CASES = [dict(position="rope", kernel=5, n_kv_head=4), dict(position="alibi", gate="elementwise"),
          dict(position="none", width=8), dict(kernel=0)]
 NEUTRAL = [dict(position="rope"), dict(position="rope", kernel=0, gate="headwise")]

@@ -1,4 +1,3 @@
-"""What the generic tests run of depth_attention.py beside its defaults."""
 CASES = [dict(stride=1, gate="headwise"), dict(n_layer=4, n_kv_head=1, qk_norm=False)]
 NEUTRAL = [dict(n_layer=1), dict(n_layer=1, n_kv_head=1, gate="elementwise")]
 BAD = [dict(stride=0), dict(stride=-1)]

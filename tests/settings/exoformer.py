@@ -1,4 +1,3 @@
-"""What the generic tests run of exoformer.py beside its defaults."""
 CASES = [dict(granularity="headwise", norms="qk"), dict(granularity="scalar", norms="none")]
 NEUTRAL = [dict(), dict(granularity="scalar", norms="none")]
 BAD = [dict(gate="headwise"), dict(granularity="x"), dict(norms="v")]

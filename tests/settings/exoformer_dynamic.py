@@ -1,4 +1,3 @@
-"""What the generic tests run of exoformer_dynamic.py beside its defaults."""
 CASES = [dict(granularity="scalar", norms="none")]
 NEUTRAL = [dict(), dict(granularity="headwise", norms="qk")]
 BAD = [dict(gate="none"), dict(granularity="x")]

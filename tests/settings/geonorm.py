@@ -1,4 +1,3 @@
-"""What the generic tests run of geonorm.py beside its defaults."""
 CASES = [dict(gate="elementwise", tie_embeddings=True), dict(n_kv_head=4, qk_norm=False)]
 BAD = [dict(n_head=5), dict(gate="x")]
 MIXES = {"blocks.attn_geodesic.scale", "blocks.mlp_geodesic.scale"}

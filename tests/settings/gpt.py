@@ -1,4 +1,3 @@
-"""What the generic tests run of gpt.py beside its defaults."""
 CASES = [dict(gate="elementwise"), dict(gate="headwise", tie_embeddings=True, z_loss=0.001),
          dict(qk_norm=False, n_kv_head=4)]
 BAD = [dict(n_head=5), dict(n_kv_head=3), dict(gate="x"), dict(n_layer=0), dict(n_layer="2"), dict(d_model=-8),

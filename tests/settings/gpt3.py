@@ -1,3 +1,2 @@
-"""What the generic tests run of gpt3.py beside its defaults."""
 CASES = [dict(n_kv_head=4, tie_embeddings=True)]
 BAD = [dict(n_head=5), dict(n_kv_head=3), dict(rope_theta=10000.0)]

@@ -1,4 +1,3 @@
-"""What the generic tests run of hyperconnections.py beside its defaults."""
 CASES = [dict(n_streams=2), dict(dynamic=False, n_streams=3), dict(n_streams=1)]
 NEUTRAL = [dict(), dict(n_streams=1), dict(dynamic=False, n_streams=3)]
 BAD = [dict(n_streams=0)]

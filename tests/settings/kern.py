@@ -1,4 +1,3 @@
-"""What the generic tests run of kern.py beside its defaults."""
 CASES = [dict(router="softmax", n_expert=8, top_k=4, gate="headwise"), dict(router="tanh", n_expert=4),
          dict(router="sigmoid", n_expert=4, top_k=1, balance_loss=0.0, tie_embeddings=True)]
 BAD = [dict(router="x"), dict(top_k=0), dict(n_expert=4, top_k=5), dict(n_expert=0, top_k=0), dict(d_ff=72),

@@ -1,4 +1,3 @@
-"""What the generic tests run of mhar.py beside its defaults."""
 CASES = [dict(n_depth_head=1), dict(n_depth_head=4, gate="headwise")]
 BAD = [dict(n_depth_head=0), dict(n_depth_head=3)]
 MIXES = {"depth_attention.query"}

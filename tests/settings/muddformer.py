@@ -1,4 +1,3 @@
-"""What the generic tests run of muddformer.py beside its defaults."""
 CASES = [dict(pre_post_norm=True), dict(n_layer=2, gate="headwise")]
 BAD = [dict(n_layer=1), dict(gate="x")]
 MIXES = {"aggregate.a", "aggregate.w1.weight", "aggregate.w2.weight"}

@@ -1,4 +1,3 @@
-"""What the generic tests run of muddformer_ablations.py beside its defaults."""
 CASES = [dict(dynamic=False), dict(multiway=False, ffn_realloc=False), dict(streams="kv"),
          dict(period=2, dilation=2, n_layer=4), dict(last_k=2, streams="vr")]
 NEUTRAL = [dict(ffn_realloc=False, **options) for options in (

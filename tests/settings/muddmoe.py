@@ -1,4 +1,3 @@
-"""What the generic tests run of muddmoe.py beside its defaults."""
 CASES = [dict(router="kern", n_expert=4), dict(n_expert=8, top_k=4, gate="headwise")]
 NEUTRAL = [dict()]
 BAD = [dict(router="x"), dict(top_k=0), dict(n_expert=4, top_k=5), dict(balance_loss=-0.1)]

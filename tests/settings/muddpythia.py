@@ -1,4 +1,3 @@
-"""What the generic tests run of muddpythia.py beside its defaults."""
 CASES = [dict(n_layer=2, n_kv_head=1)]
 BAD = [dict(n_layer=1), dict(d_model=48)]
 MIXES = {"aggregate.a", "aggregate.w1.weight", "aggregate.w2.weight"}

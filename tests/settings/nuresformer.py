@@ -1,4 +1,3 @@
-"""What the generic tests run of nuresformer.py beside its defaults."""
 CASES = [dict(granularity="headwise", norms="none"), dict(granularity="scalar", norms="qk")]
 NEUTRAL = [dict(), dict(granularity="headwise", norms="none")]
 BAD = [dict(gate="none"), dict(norms="x"), dict(n_layer=1)]

@@ -1,4 +1,3 @@
-"""What the generic tests run of resformer.py beside its defaults."""
 CASES = [dict(value_mix="identity", gate="elementwise"), dict(value_mix="learnable", last_k=1)]
 NEUTRAL = [dict(value_mix="learnable"), dict(value_mix="plus", gate="elementwise")]
 BAD = [dict(value_mix="constant"), dict(last_k=3)]

@@ -1,4 +1,3 @@
-"""What the generic tests run of sas.py beside its defaults."""
 CASES = [dict(n_sim=2, d_sim=8, kernel=1, n_kv_head=4, gate="headwise"),
          dict(n_sim=1, d_sim=14, n_kv_head=4, qk_norm=False)]
 NEUTRAL = [dict(d_sim=8), dict(n_sim=2, d_sim=8, kernel=5, gate="headwise"),

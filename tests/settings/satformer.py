@@ -1,4 +1,3 @@
-"""What the generic tests run of satformer.py beside its defaults."""
 CASES = [dict(value_act="softmax_sigmoid", last_k=1), dict(value_act="tanh")]
 NEUTRAL = [dict(value_act="relu"), dict(value_act="tanh"), dict(value_act="identity")]
 BAD = [dict(value_act="x"), dict(last_k=0)]

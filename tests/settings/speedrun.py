@@ -1,4 +1,3 @@
-"""What the generic tests run of speedrun.py beside its defaults."""
 CASES = [dict(value_embed=False, skip="backout"), dict(lambdas=False, skip="none", gate="headwise"),
          dict(value_embed=False, lambdas=False, n_layer=4)]
 NEUTRAL = [dict(), dict(skip="backout", tie_embeddings=True), dict(n_layer=4, gate="elementwise")]
