@@ -63,7 +63,8 @@ SYSTEMS = {  # name in the tables: model and its options, rates; on a GPU mhar c
     "depth_attention": ("depth_attention", GPT), "mhc_lite": ("mhc_lite", MIX), "nuresformer": ("nuresformer", MIX),
     "resformer-half": ("resformer", tuple(rate / 2 for rate in MIX))}
 LATER = ("attnres_block", "mhar", "depth_attention", "mhc_lite", "nuresformer", "resformer-half")
-LONG = ("gpt", "gpt-gated", "resformer", "exoformer_dynamic", "satformer", "muddformer", "attnres", "mhc")
+LONG = ("gpt", "gpt-gated", "resformer", "exoformer_dynamic", "satformer", "muddformer", "attnres", "mhc",
+        "resformer-half")
 COLUMNS = ("run system scale seed steps muon_lr adamw_lr mix_lr loss bpb repeated others share tokens ms data commit "
            "cpu gpu torch").split()
 
@@ -253,7 +254,7 @@ def main(argv):
     tune = max(steps for steps in args.steps if steps <= max(1000, min(args.steps)))
     short = [steps for steps in args.steps if steps < 4000] or args.steps
     first, later = ([x for x in args.systems if (x in LATER) == late] for late in (False, True))
-    longest = [x for x in first if x in LONG or x not in SYSTEMS]
+    longest = [x for x in args.systems if x in LONG or x not in SYSTEMS]
     plan = [(most, seed, system)
             for most, systems in ((max(short), first), (max(args.steps), longest), (max(short), later))
             for seed in range(args.seeds) for system in systems]
