@@ -30,9 +30,7 @@ def find_device(name="auto"):
 def choose_dtype(device, dtype):
     """The dtype of a run, "bf16" or "fp32"; "auto" is bf16 if the chip multiplies it natively: else fp32 may be faster.
 
-    With fp32, a GPU may use TF32.
-
-    With bf16 it may not: what a model then still computes in fp32 needs the precision.
+    With fp32, a GPU may use TF32. With bf16 it may not: what a model then still computes in fp32 needs the precision.
     """
     if dtype == "auto":
         if device.type == "cuda":

@@ -8,7 +8,8 @@ the leg starts anew.
 Every system has its own learning rates; their ratios come from earlier sweeps (your own model's: --rates). Seed 0 tunes
 their scale at 1,000 steps: the rates are halved, at most twice, as long as the loss on targets that are not copyable
 falls (--scales 1: no tuning). If most targets are copyable, as on bytes, it is the loss on all of them.
-Seed 0 of all systems is trained first, then seeds 1 and 2, then the longest legs, and last the systems in LATER.
+Seed 0 of all systems is trained first, then seeds 1 and 2, then the longest legs (and all of resformer-half's), and
+last the other systems in LATER.
 
 You may kill it at any moment and start it again: a run continues from its last checkpoint. A finished leg is a line in
 runs.csv and rows in logs.jsonl.xz (here or in --results), and is kept. With --jobs 4 four runs train at a time.

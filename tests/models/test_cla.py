@@ -36,8 +36,8 @@ def test_equations(options):
 @pytest.mark.parametrize("L, options, makers", [
     (4, dict(), [0, 2]), (12, dict(share=12), [0]), (5, dict(own=1), [0, 1, 3]),
     (20, dict(own=1), [0, *range(1, 20, 2)]), (20, dict(own=9, share=10), [*range(10), 19])])
-def test_cache_and_parameters(L, options, makers):
-    """Layers that only read have no keys and values: not in the cache, and no parameters for them.
+def test_the_cache(L, options, makers):
+    """Layers that only read have no keys and values in the cache.
 
     The last two are CLA2-KeepEnds and CLA2-DenseFront of the paper's table 1, with 11 such layers of 20.
     """

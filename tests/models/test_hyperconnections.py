@@ -85,7 +85,7 @@ def test_the_parameter_count_of_the_paper():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_maps_are_fp32_under_autocast(name):
-    """And streams are bf16. In bf16 the maps would round what tanh adds to a 1, at most 0.01, to one of two values."""
+    """And streams are bf16. In bf16 the maps would round what tanh adds to a 1, at most 0.01, to one of five values."""
     (model, _, _, idx, _), seen = setup(name, n_streams=3), []
     for m in connections(model.float()):
         m.register_forward_pre_hook(lambda m, inputs: seen.append(

@@ -75,12 +75,9 @@ def place(data, whole, tmp_path_factory):
     place = tmp_path_factory.mktemp("bad")
     for name in ("RUN", "CUT", "CODE", "WEIGHTS", "LOCKED"):
         shutil.copytree(whole, place / name)
-    shutil.copytree(data, place / "PUBLIC")
     (place / "CUT" / "ckpt.pt").write_bytes((whole / "ckpt.pt").read_bytes()[:5000])
     torch.save({"model": Bomb()}, place / "CODE" / "ckpt.pt")
     torch.save({"weights": torch.zeros(2)}, place / "WEIGHTS" / "ckpt.pt")
-    for name in ("meta.json", "token_bytes.npy"):                               # as public shards of GPT-2 tokens
-        (place / "PUBLIC" / name).unlink()
     (place / "A.TXT").write_text("other text, long enough to be cut into windows of sixteen tokens, " * 20)
     ranks = ranks_file(place / "ranks", [bytes([255 - i]) for i in range(256)])
     for name, tokenizer in (("OTHER", "byte"), ("OTHER TOKENS", str(ranks))):

@@ -68,6 +68,7 @@ def test_flags_of_the_commands_exist(scripts):
             if flags := re.findall(r" (--[a-z]\w*)", words):
                 helps[key] = helps.get(key) or scripts.run(*key, "--help").stdout
                 assert not [flag for flag in flags if not re.search(rf"{flag}\b", helps[key])], (page, script + words)
+                assert script != "train.py" or not re.search(r"--\w+ [A-Z]+ *\[", helps[key]), "an option has no text"
                 found += len(flags)
     assert found > 50
 

@@ -109,6 +109,11 @@ def test_mistakes_of_the_report(words, said, scripts):
     assert done.stderr.startswith("python -m models: error: ") and done.stdout == ""
 
 
+def test_the_report_of_options(scripts):
+    done = scripts.run("-m models", models.names()[1], "n_layer=5", "max_len=16")
+    assert done.returncode == 0 and "in a context of 16 (" in done.stdout, done.stdout + done.stderr
+
+
 FIELD = "class Model: pass\n@dataclass\nclass Config:\n    {}\n    vocab_size: int = 1; max_len: int = 1"
 
 
