@@ -2,7 +2,7 @@
 
 A model file defines `Config`, a dataclass with vocab_size and max_len, and `Model(config)` with config, blocks and
 forward, as gpt.py shows. It may also have
-    Cache, Model.generate       to sample text: sample.py needs the first, a notebook both
+    Cache, Model.generate       to sample text: sample.py needs the first, README's example both
     Model.muon_modules          the modules that Muon trains, if they are not the blocks
     Model.micro_tokens          tokens per forward pass by default, if 32,768 do not fit in memory
 and lines in its docstring: `Changed from gpt.py: ...`, `Equal to gpt.py when: ...` (or another file), and `Other

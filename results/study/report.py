@@ -30,8 +30,7 @@ from nanodepth import curves, pictures  # noqa: E402
 FRONT = {"gpt --gate elementwise": "gpt-gated", "resformer": "resformer-half"} | {name: name for name in (  # README
     "satformer exoformer nuresformer exoformer_dynamic denseformer muddformer attnres attnres_block "
     "hyperconnections mhc").split()}
-SHOWN = 13                                                              # most systems in the picture
-HIDDEN = {*LATER} - {"resformer-half"}                                  # never in it
+SHOWN = 13                                                              # systems in the picture, none of LATER
 
 
 def parameters(system):
@@ -156,7 +155,7 @@ def leads_picture(at):
     if len(each) < 2 or "gpt" not in each:
         return None
     fig, (axes,) = pictures.figure(1, 3, (15, 5.5), width_ratios=(3, 3, 1.5))
-    names = [name for name in in_order(at) if name in each and name not in HIDDEN][:SHOWN]
+    names = [name for name in in_order(at) if name in each and name not in LATER][:SHOWN]
     draw(axes[0], leads(at_ends(at)), names)
     draw(axes[1], leads(along(each)), names)
     longest = max(steps for steps in at if "gpt" in at[steps])

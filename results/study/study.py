@@ -8,8 +8,7 @@ the leg starts anew.
 Every system has its own learning rates; their ratios come from earlier sweeps (your own model's: --rates). Seed 0 tunes
 their scale at 1,000 steps: the rates are halved, at most twice, as long as the loss on targets that are not copyable
 falls (--scales 1: no tuning). If most targets are copyable, as on bytes, it is the loss on all of them.
-Seed 0 of all systems is trained first, then seeds 1 and 2, then the longest legs (and all of resformer-half's), and
-last the other systems in LATER.
+Seed 0 of all systems is trained first, then seeds 1 and 2, then the longest legs, and last the systems in LATER.
 
 You may kill it at any moment and start it again: a run continues from its last checkpoint. A finished leg is a line in
 runs.csv and rows in logs.jsonl.xz (here or in --results), and is kept. With --jobs 4 four runs train at a time.
@@ -63,7 +62,7 @@ SYSTEMS = {  # name in the tables: model and its options, rates; on a GPU mhar c
     "attnres_block": ("attnres_block", (0.005, 0.024, 0.002)), "mhar": ("mhar --no-compile", (0.005, 0.024, 0.002)),
     "depth_attention": ("depth_attention", GPT), "mhc_lite": ("mhc_lite", MIX), "nuresformer": ("nuresformer", MIX),
     "resformer-half": ("resformer", tuple(rate / 2 for rate in MIX))}
-LATER = ("attnres_block", "mhar", "depth_attention", "mhc_lite", "nuresformer", "resformer-half")
+LATER = ("attnres_block", "mhar", "depth_attention", "mhc_lite", "nuresformer")
 LONG = ("gpt", "gpt-gated", "resformer", "exoformer_dynamic", "satformer", "muddformer", "attnres", "mhc",
         "resformer-half")
 COLUMNS = ("run system scale seed steps muon_lr adamw_lr mix_lr loss bpb repeated others share tokens ms data commit "
@@ -255,7 +254,7 @@ def main(argv):
     tune = max(steps for steps in args.steps if steps <= max(1000, min(args.steps)))
     short = [steps for steps in args.steps if steps < 4000] or args.steps
     first, later = ([x for x in args.systems if (x in LATER) == late] for late in (False, True))
-    longest = [x for x in args.systems if x in LONG or x not in SYSTEMS]
+    longest = [x for x in first if x in LONG or x not in SYSTEMS]
     plan = [(most, seed, system)
             for most, systems in ((max(short), first), (max(args.steps), longest), (max(short), later))
             for seed in range(args.seeds) for system in systems]
