@@ -196,7 +196,9 @@ def test_a_leg_in_both_files(tmp_path):
     rows = [{"kind": "train", "step": i, "ms": 10.0 + i} for i in range(1, 21)]
     rows.append({"kind": "val", "step": 20, "tokens": 80, "loss": math.inf, "bpb": math.inf})        # it diverged
     (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for _ in range(2):
+    for killed in (False, False, True):                             # between the writing of the two files
+        if killed:
+            (tmp_path / "runs.csv").unlink()
         study["Results"](tmp_path).add(*study["summary"](folder, "gpt", 1.0))
     (run,) = compare.read(tmp_path)
     assert [row["step"] for row in run["train"]] == [10, 20] and len(run["val"]) == 1
