@@ -56,6 +56,11 @@ def compare(args):
     baseline = args.baseline or curves.find_baseline(systems)
     if baseline not in systems:
         raise UserError(f"no system {baseline!r} among the runs: choose from {', '.join(map(repr, systems))}")
+    for name in systems:
+        recipes = [curves.recipe(systems[each][0]) for each in (name, baseline)]
+        if differ := [key for key in curves.differences(recipes) if f" {key}=" not in name]:
+            own, other = (", ".join(f"{key} {recipe.get(key)}" for key in differ) for recipe in recipes)
+            note(f"trained differently: {name} with {own}; {baseline} with {other}")
     args.out.mkdir(parents=True, exist_ok=True)
     rows = curves.summarise(systems, baseline)
     table = curves.table(rows, baseline)

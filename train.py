@@ -138,15 +138,14 @@ def parse(argv):
 
 def check_length(options, old, step):
     """UserError if a run with the options `old` cannot continue from this step with other max_steps."""
-    run, kept = options.resume, Path(options.resume) / "before_decay"
-    falls = min(constant_until(old), constant_until(options))
-    if step <= falls:
-        return
-    whose = "its" if falls == constant_until(old) else "the shorter run's"
-    why = "a cosine schedule has one length" if falls < 0 else f"{whose} decay begins at step {falls}"
-    how = (f"copy {kept} to a new folder and --resume that"
-           if kept.exists() and falls == constant_until(old) else f"start a new run with --init_from {run}")
-    raise UserError(f"--max_steps {options.max_steps}: {run} is at step {step} of {old.max_steps}, and {why}: {how}")
+    run, falls = options.resume, min(constant_until(old), constant_until(options))
+    kept = Path(run) / "before_decay"
+    if step > falls:
+        why = "a cosine schedule has one length" if falls < 0 else f"the decay begins at step {falls}"
+        how = (f"copy {kept} to a new folder and --resume that" if kept.exists() else
+               f"start a new run with --init_from {run}")
+        raise UserError(f"--max_steps {options.max_steps}: {run} is at step {step} of {old.max_steps}, and "
+                        f"{why}: {how}")
 
 
 # --------------------------------------------------------------------------------------------------------- the schedule
@@ -239,6 +238,7 @@ def main(argv):
         optimizers = muon.optimizers(
             model, options.optimizer, options.muon_lr, options.adamw_lr, options.weight_decay, options.second_moment,
             torch.bfloat16 if options.dtype == "bf16" else None, options.mix_lr)
+    flops = 3 * flops_per_token(model, options.seq_len)                     # backward costs twice forward
     sources = models.module(options.model).__file__, __file__, muon.__file__
     if options.resume:
         run = runs.Run.resume(options, flags, model, data, ranks, optimizers)
@@ -250,8 +250,8 @@ def main(argv):
         system = " ".join(kept + [f"{key}={flags[key]}" for key in vars(model.config) if key in flags])
         run = runs.Run.new(options, system, model, data, ranks, sources)
 
-    flops = 3 * flops_per_token(model, options.seq_len)                     # backward costs twice forward
-    n_params, n_matrix = (sum(p.numel() for p in some) for some in (model.parameters(), muon.split_params(model)[0]))
+    n_params, n_matrix = (sum(p.numel() for p in some)
+                          for some in (model.parameters(), optimizers[0].param_groups[0]["params"]))
     n_tokens, size = options.max_steps * options.batch_tokens, model.config.vocab_size
     say(ranks, f"{options.model}, preset {options.preset}: {n_params:,} parameters, {n_matrix:,} in matrices of the "
                f"blocks ({options.optimizer}; the rest adamw); {flops / 1e6:,.1f} MFLOPs/token")

@@ -13,7 +13,7 @@ import re
 import traceback
 import typing
 from contextlib import contextmanager
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def module(name):
     if name not in names():
         raise UserError(f"no model {name!r}: choose from {', '.join(names())}")
     try:
-        found = import_module(path(name).removesuffix(".py").replace("/", ".").replace("models", __name__, 1))
+        found = import_module(path(name).removesuffix(".py").replace("/", "."))
         wrong = defect(found)
     except Exception as e:
         lines = [at.lineno for at in traceback.extract_tb(e.__traceback__) if Path(at.filename).stem == name]
@@ -77,9 +77,9 @@ def defect(found):
         if name not in types:
             return f"Config has no field {name}, which the scripts need by this name"
     for f in fields(found.Config):
-        if f.default is MISSING or len(kinds(types[f.name])) != 1 or kinds(types[f.name])[0] not in (
-                int, float, bool, str):
-            return f"Config.{f.name} must have a default and be int, float, bool or str (or one of them | None)"
+        if kinds(types[f.name]) not in ([int], [float], [bool], [str]) or not fits(f.default, types[f.name]):
+            return (f"Config.{f.name} must be int, float, bool or str (or one of them | None), and have a default of "
+                    "this type")
     for name, value in vars(found.Config).items():
         if name not in types and name[:1] != "_" and isinstance(value, (int, float, str, tuple, type(None))):
             return f"Config.{name} needs a type to be an option: {name}: {type(value).__name__} = {value!r}"
@@ -88,6 +88,12 @@ def defect(found):
 def kinds(hint):
     """The types that a type hint allows, without None."""
     return [kind for kind in typing.get_args(hint) or (hint,) if kind is not type(None)]
+
+
+def fits(value, hint):
+    """Whether a value has the type of a type hint; an int is also a float."""
+    allowed = typing.get_args(hint) or (hint,)
+    return type(value) in allowed or type(value) is int and float in allowed
 
 
 def parent(name, line="Changed from"):
@@ -133,6 +139,7 @@ def check_types(cls, values):
     """UserError for the first of `values` whose type is not that of its field in the dataclass `cls`."""
     types = typing.get_type_hints(cls)                                      # f.type may be a string
     for f in fields(cls):
-        allowed, value = typing.get_args(types[f.name]) or (types[f.name],), values.get(f.name, f.default)
-        if not (type(value) in allowed or type(value) is int and float in allowed):
-            raise UserError(f"{f.name} must be {' or '.join(k.__name__ for k in allowed)}, not {value!r}")
+        hint, value = types[f.name], values.get(f.name, f.default)
+        if not fits(value, hint):
+            allowed = " or ".join(kind.__name__ for kind in typing.get_args(hint) or (hint,))
+            raise UserError(f"{f.name} must be {allowed}, not {value!r}")

@@ -29,6 +29,7 @@ def small_pair(name, base, options):
     return model, models.build(base, **{key: getattr(model.config, key) for key in own & of_base}).double()
 
 
+@torch.no_grad()
 def neutral_line(name, base, options):
     """One line: whether the model, at its neutral setting and with the baseline's weights, is the baseline."""
     try:

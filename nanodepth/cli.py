@@ -10,6 +10,7 @@ import signal
 import sys
 import typing
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 
 import models
@@ -74,8 +75,8 @@ def of_the_machine(error, memory):
                          "there is a checkpoint)", code=1)
     if isinstance(error, OSError) and error.filename:
         return UserError(f"{error.filename2 or error.filename}: {error.strerror}")
-    if isinstance(error, ModuleNotFoundError):
-        return UserError(f"this needs a package that is missing: pip install {error.name.split('.')[0]}")
+    if isinstance(error, ModuleNotFoundError) and not find_spec(package := error.name.split(".")[0]):
+        return UserError(f"this needs a package that is missing: pip install {package}")
     if type(error).__name__.startswith("Dist") or "/gloo/" in text:         # torch.distributed's errors
         return UserError(f"another process has died, so this one stopped: go on with --resume ({one_line(error)})", 1)
     if cut_off := re.search(r"(\S+\.so): file too short", text):
@@ -132,12 +133,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         raise UserError(message)
-
-    def parse_known_args(self, args=None, namespace=None):
-        for word in sys.argv[1:] if args is None else args:
-            if word.startswith("--") and word.endswith("=--"):              # before Python 3.13 an empty list
-                self.error(f"{word[:-3]} needs a value")
-        return super().parse_known_args(args, namespace)
 
     def parse_args(self, args=None, namespace=None):
         parsed, unknown = self.parse_known_args(args, namespace)

@@ -11,9 +11,8 @@ from nanodepth.runs import log_rows
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
        2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045,
        2.042)  # 97.5% quantiles of Student's t for 1 .. 30 degrees of freedom
-RECIPE = ("preset", "init_from", "max_steps", "batch_tokens", "optimizer", "muon_lr", "adamw_lr", "mix_lr",
-          "weight_decay", "second_moment", "schedule", "final_lr_frac", "warmup_steps", "decay_frac", "grad_clip",
-          "dtype")  # options that can change a loss, besides those of the model and of the validation
+NO_RECIPE = {"model", "data", "out", "resume", "seed", "device", "threads", "compile", "deterministic", "micro_batch",
+             "eval_every", "eval_tokens", "final_eval_tokens", "save_every", "wandb"}       # these change no loss
 
 
 # -------------------------------------------------------------------------------------------------------- runs, systems
@@ -51,8 +50,8 @@ def validated_on(run):
 def systems(runs):
     """{name: its runs}, one run per seed: the newest if there are several.
 
-    The name is config["system"], without the options that all systems share. Runs of one system that differ in their
-    RECIPE become several systems, with the difference in their names.
+    The name is config["system"], without the options that all systems share. Runs of one system with other recipe()s
+    become several systems, with the difference in their names.
     """
     kinds = {}
     for run in runs:                                                # an older run has no "system"
@@ -60,14 +59,26 @@ def systems(runs):
     shared = set.intersection(*(set(kind.split()[1:]) for kind in kinds)) if len(kinds) > 1 else set()
     found = {}
     for kind, some in kinds.items():
-        options = [run["config"]["options"] for run in some]        # an older run lacks newer ones
-        differ = [name for name in RECIPE if len({x[name] for x in options if name in x}) > 1]
+        differ = differences(map(recipe, some))
         for run in some:
             words = [word for word in kind.split() if word not in shared]
-            words += [f"{name}={run['config']['options'].get(name)}" for name in differ]
+            words += [f"{name}={recipe(run).get(name)}" for name in differ]
             seeds = found.setdefault(" ".join(words), {})
             seeds[run["seed"]] = max(seeds.get(run["seed"], run), run, key=written)
     return {name: list(seeds.values()) for name, seeds in found.items()}
+
+
+def recipe(run):
+    """The options of a run's training that can change its loss, besides those of the model."""
+    return {name: x for name, x in run["config"]["options"].items() if name not in NO_RECIPE}
+
+
+def differences(recipes):
+    """The names of the options in which recipes differ. An older run lacks newer options."""
+    values = {}
+    for name, x in (item for each in recipes for item in each.items()):
+        values.setdefault(name, set()).add(x)
+    return [name for name, found in values.items() if len(found) > 1]
 
 
 def written(run):
@@ -161,7 +172,7 @@ def table(rows, baseline):
 
     for name, r in rows.items():
         gap = name != baseline and r["difference"] is not None
-        cells = [f"`{name}`", str(len(r["seeds"])), f"{r['tokens'] / 1e6:,.2f}M", cell(r["loss"], r["loss_sd"], ".4f"),
+        cells = [f"`{name}`", str(len(r["seeds"])), f"{r['tokens']:,}", cell(r["loss"], r["loss_sd"], ".4f"),
                  cell(r["difference"], r["difference_95"], "+.4f") if gap else "-",
                  cell(r["tok_s"], r["tok_s_sd"], ",.0f"),
                  "-" if r["peak_bytes"] is None else f"{r['peak_bytes'] / 2 ** 30:.2f}"]

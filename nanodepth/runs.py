@@ -236,7 +236,7 @@ class Run:
         if config["data"]["fingerprint"] != data.fingerprint:
             raise UserError(f"{data.path} is not the data that {path} was trained on ({config['data']['path']}), "
                             "or has changed since: name the original with --data")
-        take_weights(model, checkpoint, f"{models.path(options.model)} as it is today", path)
+        take_weights(model, checkpoint, f"{models.path(options.model)} as it is today (see {path}/source)", path)
         try:
             for optimizer, state in zip(optimizers, checkpoint["optimizers"], strict=True):
                 optimizer.load_state_dict(state)
@@ -244,7 +244,8 @@ class Run:
             if checkpoint.get("cuda_rng") is not None and ranks.device.type == "cuda":
                 torch.cuda.set_rng_state(checkpoint["cuda_rng"])
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as e:
-            raise UserError(f"{path}/ckpt.pt does not fit train.py as it is today: {one_line(e)}") from None
+            raise UserError(f"{path}/ckpt.pt does not fit train.py and muon.py as they are today (see {path}/source): "
+                            f"{one_line(e)}") from None
         run.start = run.saved = step
         config["options"] |= {name: x for name, x in vars(options).items() if name in given and name != "resume"}
         if "data" in given:                                                 # eval.py looks there

@@ -50,8 +50,9 @@ def row(name):
 
 def main():
     head = ["model", "parent", "lines changed", "lines", "parameters", "more parameters", "more FLOPs"]
-    (HERE / "sizes.md").write_text(f"{TEXT}{markdown(head, [row(name) for name in models.names()])}\n")
     readme = HERE.parent / "README.md"
+    ours = [name for name in models.names() if f"\n| `{name}` |" in readme.read_text()]
+    (HERE / "sizes.md").write_text(f"{TEXT}{markdown(head, [row(name) for name in ours])}\n")
     lines, gate = readme.read_text().splitlines(), {"gate": "elementwise"}
     for i, line in enumerate(lines):                # | `name` | paper | idea | lines | parameters | ... or without them
         cells = line.split("|")

@@ -1,7 +1,7 @@
 """Shared pieces have the same text in every model file, or the docstring's `Changed from gpt.py:` line names them.
 
 A file that is built on another file than gpt.py names that one (muddpythia.py: `Changed from pythia.py:`). Pieces that
-gpt.py lacks are compared among the models of the repository, those with a file in tests/settings/. A user's own file is
+gpt.py lacks are compared among the models of the repository, those in README's tables. A user's own file is
 only held to its `Changed from` line, if it has one.
 """
 import ast
@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import settings
 from small import combined_text
+
+import models
 
 MODELS = Path(__file__).parents[2] / "models"
 FILES = sorted(p for p in (*MODELS.glob("*.py"), *MODELS.glob("more/*.py")) if not p.stem.startswith("_"))
@@ -50,6 +52,8 @@ def announced(path):
 
 def check_announced(path):
     origin, told = announced(path)
+    for name in re.findall(r"^(?:Changed from|Equal to) (?:more/)?(\w+)\.py", path.read_text(), re.M):
+        assert name in models.names(), f"models/{path.name}: its docstring names {name}.py, which does not exist"
     base, mine = pieces(origin), pieces(path)
     changed = {name for name in base if mine.get(name) != base[name]}
     line = f"Changed from {origin.name}: {', '.join(name for name in base if name in changed)}"

@@ -86,7 +86,8 @@ def test_neutral_setting_equals_the_baseline(name, options):
         p = model.get_parameter(key)
         p.add_(torch.randn_like(p) * (0.2 if p.ndim > 1 else 0.1))
     if {key for key in own.missing_keys if not f".{key}".split(".")[-2].endswith("norm")}:
-        assert (model(tokens(2, 16))[0] - base(tokens(2, 16))[0]).abs().max() > 1e-3
+        wrong = f"neutral() of probes/{name}.py: other values of the model's own parameters change nothing"
+        assert (model(tokens(2, 16))[0] - base(tokens(2, 16))[0]).abs().max() > 1e-3, wrong
 
 
 @pytest.mark.parametrize("name, options", [case for case in CASES if probes.of(case[0], "costs")],
@@ -130,10 +131,10 @@ def test_cached_decoding_equals_the_full_forward(name, options):
     for n in (1, 4, 3, *[1] * 6):
         parts.append(model(idx[:, at:at + n], cache=cache)[0])
         at += n
+    assert cache.pos == 14, f"models/{name}.py: after 14 tokens cache.pos is {cache.pos}"
     torch.testing.assert_close(torch.cat(parts, dim=1), full, atol=1e-9, rtol=0,
                                msg=f"models/{name}.py: something reads earlier tokens, and not from the cache, "
                                    "or it reads later ones")
-    assert cache.pos == 14
 
 
 @every_model

@@ -34,7 +34,7 @@ def test_table_against_numbers_by_hand(tmp_path, capsys):
     assert m["loss"] == pytest.approx(2.9) and m["difference"] == pytest.approx(-0.2)           # gaps -0.2, -0.1, -0.3
     assert m["difference_95"] == pytest.approx(4.3027 * 0.1 / math.sqrt(3), rel=1e-4)
     assert b["tok_s"] == 1000 and m["tok_s"] == 500 and m["peak_bytes"] == 2 ** 31
-    line = "| `mine` | 3 | 0.00M | 2.9000 ± 0.1732 | -0.2000 ± 0.2484 | 500 ± 0 | 2.00 |\n"
+    line = "| `mine` | 3 | 2,000 | 2.9000 ± 0.1732 | -0.2000 ± 0.2484 | 500 ± 0 | 2.00 |\n"
     text = (tmp_path / "out" / "curves.md").read_text()
     assert line in text and text in capsys.readouterr().out
     assert (tmp_path / "out" / "curves.png").stat().st_size > 10_000
@@ -55,8 +55,8 @@ def test_a_run_that_diverged_is_shown(tmp_path, last):
     assert (tmp_path / "b" / "log.jsonl").read_text().count("null") == (last is None)
     analyze.main(["curves", *map(str, runs), "--out", str(tmp_path / "o")])
     text, shown = (tmp_path / "o" / "curves.md").read_text(), "inf" if last == math.inf else "nan"
-    assert f"| `mine` | 1 | 0.00M | {shown} | +{shown} |" in text
-    assert f"| `early` | 1 | 0.00M | {shown} | - |" in text
+    assert f"| `mine` | 1 | 2,000 | {shown} | +{shown} |" in text
+    assert f"| `early` | 1 | 1,000 | {shown} | - |" in text
     rows = strict(tmp_path / "o" / "curves.json")
     assert rows["mine"]["loss"] is rows["mine"]["difference"] is rows["early"]["loss"] is None
     assert rows["mine"]["curve"] == [[0, 9], [1000, 5], [2000, None]]
@@ -68,7 +68,7 @@ def test_a_mixed_folder(tmp_path, capsys):
     for name, options in (("a", {"max_steps": 200}), ("b", {"max_steps": 200}), ("long", {"max_steps": 400})):
         write_run(tmp_path / name, [9, 5, 4.5, 4, 3][:5 if name == "long" else 3], options=options)
     write_run(tmp_path / "other", [9, 2.5, 2], options={"seq_len": 64})
-    write_run(tmp_path / "more", [9, 5, 4.25], model="more", options={"max_steps": 200})
+    write_run(tmp_path / "more", [9, 5, 4.25], model="more", options={"max_steps": 200, "muon_lr": 0.5})
     write_run(tmp_path / "young", [9])
     (tmp_path / "notes").mkdir()
     os.utime(tmp_path / "b" / "log.jsonl", ns=(0, 0))
@@ -89,7 +89,8 @@ def test_a_mixed_folder(tmp_path, capsys):
     assert said[2:] == [
         f"analyze.py: left out: {tmp_path / 'other'}: validated on {words.format(64)}, other runs on "
         f"{words.format(256)}",
-        f"analyze.py: left out: {tmp_path / 'b'}: there is a newer run of the same system with the same seed"]
+        f"analyze.py: left out: {tmp_path / 'b'}: there is a newer run of the same system with the same seed",
+        f"analyze.py: trained differently: more with muon_lr 0.5; {ROOT} max_steps=200 with muon_lr 0.005"]
     analyze.main(["curves", *given, "--out", str(out), "--baseline", "more"])
     assert list(strict(out / "curves.json"))[0] == "more"
     with pytest.raises(ValueError, match=f"no system 'x' among the runs: .* '{ROOT} max_steps=400', 'more'"):

@@ -88,8 +88,14 @@ def test_seconds_of_decoding(monkeypatch):
 def test_a_graph_break_is_counted(monkeypatch):
     row, _ = row_of(compile=True)
     Model = models.module("gpt").Model
-    plain, compiled = Model.output, Model.compile
-    monkeypatch.setattr(Model, "output", lambda *args: (torch._dynamo.graph_break(), plain(*args))[1])
+    plain, compiled = Model.forward, Model.compile
+
+    def forward(model, idx, targets):
+        scale = 2.0 if model.embed.weight.max() > 9 else 1.0
+        logits, loss = plain(model, idx, targets)
+        return logits, scale * loss
+
+    monkeypatch.setattr(Model, "forward", forward)
     monkeypatch.setattr(Model, "compile", lambda model, **how: compiled(model, backend="eager", **how))
     row.start()
     assert row.breaks > 0

@@ -134,7 +134,8 @@ def test_other_mistakes(refused, monkeypatch, tmp_path):
                        '{"model_type": "llama"}': f"{folder} has no vocab_size"}.items():
         (folder / "config.json").write_text(text)
         assert said in refused("llama", folder, "--tokenizer", "byte")
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    for name in ("safetensors", "safetensors.torch"):
+        monkeypatch.setitem(sys.modules, name, None)
     (folder / "config.json").write_text(json.dumps(LLAMA))
     (folder / "model.safetensors").write_bytes(b"")
     assert "pip install safetensors" in refused("llama", folder)
@@ -153,7 +154,8 @@ def test_what_cannot_be_exported(refused, monkeypatch, tmp_path):
     assert "ckpt.pt does not exist" in refused("export-qwen3", tmp_path / "nowhere")
     assert "--tokenizer" in refused("export-qwen3", good, "--tokenizer", "gpt2")
     assert "'gone'" in refused("export-qwen3", trained(tmp_path / "tokens", tokenizer="gone"))
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    for name in ("safetensors", "safetensors.torch"):
+        monkeypatch.setitem(sys.modules, name, None)
     assert "pip install safetensors" in refused("export-qwen3", good)
 
 

@@ -44,8 +44,8 @@ def test_what_was_trained_differently_is_another_system(tmp_path):
     assert labels(a, b, c, d) == {f"{ROOT} muon_lr=0.01": [0], f"{ROOT} muon_lr=0.02": [0], f"{ROOT} muon_lr=0.03": [1],
                                   "mine": [0]}                      # an older run lacks newer options
     assert labels(b, d) == {ROOT: [0], "mine": [0]}
-    e, f = (write_run(tmp_path / f"m{x}", [5, 4], model="mine", options={"mix_lr": x}) for x in (None, 0.04))
-    assert labels(e, f) == {"mine mix_lr=None": [0], "mine mix_lr=0.04": [0]}
+    e, f = (write_run(tmp_path / f"m{x}", [5, 4], model="mine", options={"my_lr": x}) for x in (None, 0.04))
+    assert labels(e, f) == {"mine my_lr=None": [0], "mine my_lr=0.04": [0]}          # also an option of your own
 
 
 def test_the_baseline(tmp_path):

@@ -247,7 +247,8 @@ def test_errors_of_the_machine(tmp_path):
         torch.use_deterministic_algorithms(False)
         assert re.search(said, str(cli.of_the_machine(e.value, "buy some")))
     assert cli.of_the_machine(RuntimeError("a bug"), "") is None
-    assert "pip install nowhere" in str(cli.of_the_machine(ModuleNotFoundError(name="nowhere"), ""))
+    assert "pip install nowhere" in str(cli.of_the_machine(ModuleNotFoundError(name="nowhere.at.all"), ""))
+    assert cli.of_the_machine(ModuleNotFoundError(name="torch.at.all"), "") is None         # a typo in an import
 
 
 def test_deterministic(whole, data, tmp_path):

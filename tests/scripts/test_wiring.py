@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import models
 import muon
@@ -58,17 +59,19 @@ def test_options_reach_the_optimizers(data, tmp_path, monkeypatch, capsys):
 
 
 def test_flops_of_a_model_that_looks_at_its_numbers():
-    """They need numbers: 2 x 4 x 8 of the product; the random numbers of training are not touched."""
+    """They need numbers: 2 x 4 x 8 of the product, 4 x 16 x 8 of attention; training's random numbers stay as they are.
+    """
     class Net(torch.nn.Module):
         def __init__(self, config):
             super().__init__()
             self.config, self.w = config, torch.nn.Parameter(torch.rand(4, 8))
 
         def forward(self, idx):
-            return idx.new_ones(idx.size(1), 4, dtype=torch.float) @ self.w if self.w.max().item() < 2 else None
+            x = idx.new_ones(1, 1, idx.size(1), 4, dtype=torch.float) @ self.w
+            return F.scaled_dot_product_attention(x, x, x, is_causal=True) if self.w.max().item() < 2 else None
 
     net, state = Net(None), torch.get_rng_state()
-    assert flops_per_token(net, 16) == 64 and torch.equal(torch.get_rng_state(), state)
+    assert flops_per_token(net, 16) == 64 + 512 and torch.equal(torch.get_rng_state(), state)
 
 
 def test_the_seed_is_of_batches_and_of_weights(data):
