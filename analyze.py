@@ -56,8 +56,8 @@ def compare(args):
     baseline = args.baseline or curves.find_baseline(systems)
     if baseline not in systems:
         raise UserError(f"no system {baseline!r} among the runs: choose from {', '.join(map(repr, systems))}")
-    for name in systems:
-        recipes = [curves.recipe(systems[each][0]) for each in (name, baseline)]
+    for name, some in systems.items():
+        recipes = [curves.recipe(group[0]) for group in (some, systems[baseline])]
         if differ := [key for key in curves.differences(recipes) if f" {key}=" not in name]:
             own, other = (", ".join(f"{key} {recipe.get(key)}" for key in differ) for recipe in recipes)
             note(f"trained differently: {name} with {own}; {baseline} with {other}")

@@ -22,7 +22,8 @@ def parse(argv):
     parser.add_argument("--prompt", default="", help="text to continue; empty: start a new document")
     parser.add_argument("--file", type=Path, help="file with the text to continue, instead of --prompt")
     parser.add_argument("--n", type=int, default=1, help="number of samples, generated as one batch [%(default)s]")
-    parser.add_argument("--max_new_tokens", type=int, metavar="N", help="tokens per sample [256, if they fit]")
+    parser.add_argument("--max_new_tokens", type=int, metavar="N",
+                        help="tokens per sample [256, at most half of max_len]")
     parser.add_argument("--temperature", type=float, default=0.8, metavar="X",
                         help="0: always the likeliest token [%(default)s]")
     parser.add_argument("--top_k", type=int, metavar="N", help="sample only among the N likeliest tokens")
@@ -93,7 +94,7 @@ def main(argv):
     Cache = models.cache_class(config["model"])
     dtype, max_len = config["options"]["dtype"], model.config.max_len
     cast_weights(model, dtype)
-    args.max_new_tokens = args.max_new_tokens or min(256, max_len // 2)
+    args.max_new_tokens = args.max_new_tokens or min(256, max(1, max_len // 2))
     bos, ends = (config.get(key, tokenizer.eot_token) for key in ("bos", "eos"))
     ends = ends if isinstance(ends, list) else [ends]
     if args.max_new_tokens >= max_len:

@@ -112,9 +112,8 @@ def parse(argv):
     preset = {} if asked.resume else presets.find(asked.preset or Options.preset)      # a run's options are complete
     defaults = {**preset, "model": model, **options, **old.get("model_config", {})}
     config_class = models.module(model).Config
-    for f in fields(config_class):
-        if hasattr(Options, f.name):
-            raise UserError(f"models/{model}.py: Config.{f.name} is an option of train.py too: rename it")
+    for name in {f.name for f in fields(config_class)} & vars(Options).keys():
+        raise UserError(f"models/{model}.py: Config.{name} is an option of train.py too: rename it")
     parser = Parser("train.py", description=__doc__, epilog=f"models: {', '.join(models.names())}\n"
                                                             f"presets: {', '.join(presets.PRESETS)}")
     add_options(parser, "training", Options, defaults)
@@ -138,11 +137,12 @@ def parse(argv):
 
 def check_length(options, old, step):
     """UserError if a run with the options `old` cannot continue from this step with other max_steps."""
-    run, falls = options.resume, min(constant_until(old), constant_until(options))
-    kept = Path(run) / "before_decay"
+    run, first = options.resume, min(old, options, key=constant_until)              # old, if they are equal
+    kept, falls = Path(run) / "before_decay", constant_until(first)
     if step > falls:
-        why = "a cosine schedule has one length" if falls < 0 else f"the decay begins at step {falls}"
-        how = (f"copy {kept} to a new folder and --resume that" if kept.exists() else
+        why = ("a cosine schedule has one length" if falls < 0 else
+               f"the decay of a run of {first.max_steps} steps begins at step {falls}")
+        how = (f"copy {kept} to a new folder and --resume that" if first is old and kept.exists() else
                f"start a new run with --init_from {run}")
         raise UserError(f"--max_steps {options.max_steps}: {run} is at step {step} of {old.max_steps}, and "
                         f"{why}: {how}")
@@ -250,8 +250,7 @@ def main(argv):
         system = " ".join(kept + [f"{key}={flags[key]}" for key in vars(model.config) if key in flags])
         run = runs.Run.new(options, system, model, data, ranks, sources)
 
-    n_params, n_matrix = (sum(p.numel() for p in some)
-                          for some in (model.parameters(), optimizers[0].param_groups[0]["params"]))
+    n_params, n_matrix = (sum(p.numel() for p in some) for some in (model.parameters(), muon.split_params(model)[0]))
     n_tokens, size = options.max_steps * options.batch_tokens, model.config.vocab_size
     say(ranks, f"{options.model}, preset {options.preset}: {n_params:,} parameters, {n_matrix:,} in matrices of the "
                f"blocks ({options.optimizer}; the rest adamw); {flops / 1e6:,.1f} MFLOPs/token")

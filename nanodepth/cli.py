@@ -10,7 +10,6 @@ import signal
 import sys
 import typing
 from dataclasses import fields
-from importlib.util import find_spec
 from pathlib import Path
 
 import models
@@ -75,8 +74,10 @@ def of_the_machine(error, memory):
                          "there is a checkpoint)", code=1)
     if isinstance(error, OSError) and error.filename:
         return UserError(f"{error.filename2 or error.filename}: {error.strerror}")
-    if isinstance(error, ModuleNotFoundError) and not find_spec(package := error.name.split(".")[0]):
-        return UserError(f"this needs a package that is missing: pip install {package}")
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.split(".")[0]                                  # if it is there, it is a typo: a bug
+        return None if sys.modules.get(package) else UserError(
+            f"this needs a package that is missing: pip install {package}")
     if type(error).__name__.startswith("Dist") or "/gloo/" in text:         # torch.distributed's errors
         return UserError(f"another process has died, so this one stopped: go on with --resume ({one_line(error)})", 1)
     if cut_off := re.search(r"(\S+\.so): file too short", text):
@@ -134,6 +135,12 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         raise UserError(message)
 
+    def parse_known_args(self, args=None, namespace=None):
+        for word in sys.argv[1:] if args is None else args:
+            if word.startswith("--") and word.endswith("=--"):              # before Python 3.13 an empty list
+                self.error(f"{word[:-3]} needs a value")
+        return super().parse_known_args(args, namespace)
+
     def parse_args(self, args=None, namespace=None):
         parsed, unknown = self.parse_known_args(args, namespace)
         if not unknown:
@@ -177,9 +184,7 @@ def reader(hint):
     def read(word):
         if word.lower() == "none" and hint is not kind:
             return None
-        if kind is bool and word.lower() not in ("true", "false"):
-            raise ValueError(word)
-        return word.lower() == "true" if kind is bool else kind(word)
+        return ("false", "true").index(word.lower()) == 1 if kind is bool else kind(word)
 
     read.__name__ = kind.__name__                                           # for argparse's messages
     return read

@@ -12,7 +12,8 @@ T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.
        2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045,
        2.042)  # 97.5% quantiles of Student's t for 1 .. 30 degrees of freedom
 NO_RECIPE = {"model", "data", "out", "resume", "seed", "device", "threads", "compile", "deterministic", "micro_batch",
-             "eval_every", "eval_tokens", "final_eval_tokens", "save_every", "wandb"}       # these change no loss
+             "eval_every", "eval_tokens", "final_eval_tokens", "save_every", "wandb",       # these change no loss, and
+             "sample_every", "tensorboard"}                                                 # older runs have these
 
 
 # -------------------------------------------------------------------------------------------------------- runs, systems
@@ -60,11 +61,10 @@ def systems(runs):
     found = {}
     for kind, some in kinds.items():
         differ = differences(map(recipe, some))
-        for run in some:
+        for run in sorted(some, key=lambda run: (Path(run["run"]) / "log.jsonl").stat().st_mtime_ns):
             words = [word for word in kind.split() if word not in shared]
             words += [f"{name}={recipe(run).get(name)}" for name in differ]
-            seeds = found.setdefault(" ".join(words), {})
-            seeds[run["seed"]] = max(seeds.get(run["seed"], run), run, key=written)
+            found.setdefault(" ".join(words), {})[run["seed"]] = run                # the newest comes last
     return {name: list(seeds.values()) for name, seeds in found.items()}
 
 
@@ -75,15 +75,8 @@ def recipe(run):
 
 def differences(recipes):
     """The names of the options in which recipes differ. An older run lacks newer options."""
-    values = {}
-    for name, x in (item for each in recipes for item in each.items()):
-        values.setdefault(name, set()).add(x)
-    return [name for name, found in values.items() if len(found) > 1]
-
-
-def written(run):
-    """When the run's log was last written."""
-    return (Path(run["run"]) / "log.jsonl").stat().st_mtime_ns
+    first = {}
+    return list(dict.fromkeys(name for each in recipes for name, x in each.items() if first.setdefault(name, x) != x))
 
 
 def find_baseline(groups):

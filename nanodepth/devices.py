@@ -121,10 +121,9 @@ class Ranks:
             config.deterministic = True                                     # kernels are not chosen by timing them
         self.rank, self.world, self.parallel = 0, 1, "RANK" in os.environ
         if self.parallel:
-            for name in ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-                if name not in os.environ:
-                    raise UserError(f"RANK is set in the environment but {name} is not: start train.py with torchrun, "
-                                    "or unset RANK")
+            if missing := {"LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} - os.environ.keys():
+                raise UserError(f"RANK is set in the environment but {min(missing)} is not: start train.py with "
+                                "torchrun, or unset RANK")
             if device == "auto" and torch.cuda.is_available() or device.startswith("cuda"):
                 device = f"cuda:{os.environ['LOCAL_RANK']}"
         self.device = find_device(device)

@@ -10,10 +10,9 @@ FINEWEB = dict(data="fineweb-edu", weight_decay=0.1, eval_tokens=10_485_760)
 EXO = dict(FINEWEB, vocab_size=57601, rope_theta=5e5, z_loss=1e-5, gate="elementwise", seq_len=2048, max_len=2048,
            batch_tokens=262144, optimizer="muon", second_moment=0.95, schedule="wsd", warmup_steps=1000, decay_frac=0.2,
            eval_every=1000, final_eval_tokens=100_000_000)
-SAT = dict(FINEWEB, vocab_size=32000, tie_embeddings=True, zero_init=False, seq_len=4096, max_len=4096,
-           batch_tokens=524288, optimizer="adamw", schedule="cosine", eval_every=500)
-MUDD = dict(FINEWEB, vocab_size=50432, qk_norm=False, zero_init=False, seq_len=2048, max_len=2048,
-            batch_tokens=524288, optimizer="adamw", schedule="cosine", eval_every=500)
+PLAIN = dict(FINEWEB, zero_init=False, batch_tokens=524288, optimizer="adamw", schedule="cosine", eval_every=500)
+SAT = dict(PLAIN, vocab_size=32000, tie_embeddings=True, seq_len=4096, max_len=4096)
+MUDD = dict(PLAIN, vocab_size=50432, qk_norm=False, seq_len=2048, max_len=2048)
 PILE = dict(batch_tokens=2097152, max_steps=143000, warmup_steps=1430, eval_every=1000)      # Pythia's 300B tokens
 PRESETS = {
     "tiny": dict(
@@ -59,10 +58,8 @@ PRESETS = {
     "mudd-2.8b": dict(
         MUDD, **PILE, n_layer=32, d_model=2560, n_head=32, d_ff=6912, qk_norm=True, adamw_lr=3.2e-4,
         final_lr_frac=0.01),
-    "pythia-1.4b": dict(
-        MUDD, **PILE, vocab_size=50304, n_layer=24, d_model=2048, n_head=16, adamw_lr=2e-4),
-    "pythia-2.8b": dict(
-        MUDD, **PILE, vocab_size=50304, n_layer=32, d_model=2560, n_head=32, adamw_lr=1.6e-4),
+    "pythia-1.4b": dict(MUDD, **PILE, vocab_size=50304, n_layer=24, d_model=2048, n_head=16, adamw_lr=2e-4),
+    "pythia-2.8b": dict(MUDD, **PILE, vocab_size=50304, n_layer=32, d_model=2560, n_head=32, adamw_lr=1.6e-4),
 }
 
 

@@ -51,9 +51,10 @@ def row(name):
 def main():
     head = ["model", "parent", "lines changed", "lines", "parameters", "more parameters", "more FLOPs"]
     readme = HERE.parent / "README.md"
-    ours = [name for name in models.names() if f"\n| `{name}` |" in readme.read_text()]
+    text = readme.read_text()
+    ours = [name for name in models.names() if f"\n| `{name}` |" in text]
     (HERE / "sizes.md").write_text(f"{TEXT}{markdown(head, [row(name) for name in ours])}\n")
-    lines, gate = readme.read_text().splitlines(), {"gate": "elementwise"}
+    lines, gate = text.splitlines(), {"gate": "elementwise"}
     for i, line in enumerate(lines):                # | `name` | paper | idea | lines | parameters | ... or without them
         cells = line.split("|")
         if name := re.fullmatch(r" `(\w+)( --gate elementwise)?` ", "".join(cells[1:2])):

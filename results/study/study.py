@@ -84,11 +84,12 @@ class Results:
         """Adds a finished leg, or replaces the one of this name."""
         with open(self.folder / ".lock", "w") as lock:                  # one process at a time
             fcntl.flock(lock, fcntl.LOCK_EX)
-            lines, kept = {**self.legs(), line["run"]: line}, ""
-            if self.logs.exists():                                      # a kill may have left rows without a line
-                kept = "".join(row for row in lzma.open(self.logs, "rt") if json.loads(row)["run"] != line["run"])
-            text = kept + "".join(json.dumps({"run": line["run"], **row}) + "\n" for row in rows)
-            runs.write_atomically(self.logs, lambda f: f.write(lzma.compress(text.encode())))
+            lines, begin = {**self.legs(), line["run"]: line}, f'{{"run": "{line["run"]}", '.encode()
+            kept = self.logs.read_bytes() if self.logs.exists() else lzma.compress(b"")
+            if begin in (old := lzma.decompress(kept)):                 # maybe without a line in runs.csv, after a kill
+                kept = lzma.compress(b"".join(row for row in old.splitlines(True) if not row.startswith(begin)))
+            text = "".join(json.dumps({"run": line["run"], **row}) + "\n" for row in rows)
+            runs.write_atomically(self.logs, lambda f: f.write(kept + lzma.compress(text.encode())))
             table = [COLUMNS, *([str(x[column]).replace(",", " ") for column in COLUMNS] for x in lines.values())]
             runs.write_text(self.csv, "".join(",".join(cells) + "\n" for cells in table))
 

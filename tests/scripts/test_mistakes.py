@@ -20,6 +20,7 @@ BAD = {   # name: (flags, what the line must say). Words in capitals are files o
     "no such preset": (["--preset", "tniy"], "no preset 'tniy'"),
     "no such optimizer": (["--optimizer", "sgd"], "--optimizer must be one of muon adamw"),
     "no such device": (["--device", "gpu7"], "--device gpu7"),
+    "no value": (["--max_steps=--"], "--max_steps needs a value"),
     "too many threads": (["--threads", str(10 ** 30)], "--threads must lie between 0 and 2,147,483,647"),
     "no steps": (["--max_steps", "0"], "--max_steps must be positive"),
     "rate not finite": (["--muon_lr", "inf"], "--muon_lr must be positive"),

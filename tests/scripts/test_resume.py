@@ -52,10 +52,10 @@ def test_a_longer_run_is_the_one_that_was_longer_from_the_start(data, scripts, t
 
 
 @pytest.mark.parametrize("changes, old, new, step, said", [
-    ({}, 48, 60, 36, None), ({}, 48, 60, 37, "the decay begins at step 36"),  # Muon's momentum falls for 12 steps
-    ({"decay_frac": 0.5}, 48, 60, 25, "the decay begins at step 24"),         # the rates fall for longer
-    ({"optimizer": "adamw"}, 40, 60, 32, None), ({"optimizer": "adamw"}, 40, 60, 33, "the decay begins at step 32"),
-    ({}, 48, 44, 33, None), ({}, 48, 44, 34, "the decay begins at step 33"),
+    ({}, 48, 60, 36, None), ({}, 48, 60, 37, "a run of 48 steps begins at step 36"),  # Muon's momentum falls 12 steps
+    ({"decay_frac": 0.5}, 48, 60, 25, "a run of 48 steps begins at step 24"),         # the rates fall for longer
+    ({"optimizer": "adamw"}, 40, 60, 32, None), ({"optimizer": "adamw"}, 40, 60, 33, "40 steps begins at step 32"),
+    ({}, 48, 44, 33, None), ({}, 48, 44, 34, "a run of 44 steps begins at step 33: start a new run"),
     ({"schedule": "cosine"}, 8, 60, 4, "a cosine schedule has one length: start a new run with --init_from nowhere")])
 def test_which_lengths_fit(changes, old, new, step, said):
     options = train.Options(resume="nowhere", max_steps=new, warmup_steps=3, **changes)
