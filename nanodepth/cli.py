@@ -184,7 +184,9 @@ def reader(hint):
     def read(word):
         if word.lower() == "none" and hint is not kind:
             return None
-        return ("false", "true").index(word.lower()) == 1 if kind is bool else kind(word)
+        if kind is bool and word.lower() not in ("true", "false"):
+            raise ValueError(word)
+        return word.lower() == "true" if kind is bool else kind(word)
 
     read.__name__ = kind.__name__                                           # for argparse's messages
     return read

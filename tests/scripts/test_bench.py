@@ -85,17 +85,23 @@ def test_seconds_of_decoding(monkeypatch):
     assert row.decode() == 2 and seen == 2 * [((1, 1), 7 + i) for i in range(5)]
 
 
-def test_a_graph_break_is_counted(monkeypatch):
+@pytest.mark.parametrize("parts", [False, True])
+def test_a_graph_break_is_counted(parts, monkeypatch):
+    """An `if` in forward, which torch does not count as one; in a model compiled in parts, one that torch counts."""
     row, _ = row_of(compile=True)
     Model = models.module("gpt").Model
     plain, compiled = Model.forward, Model.compile
 
     def forward(model, idx, targets):
+        if parts:
+            torch._dynamo.graph_break()
+            return plain(model, idx, targets)
         scale = 2.0 if model.embed.weight.max() > 9 else 1.0
         logits, loss = plain(model, idx, targets)
         return logits, scale * loss
 
     monkeypatch.setattr(Model, "forward", forward)
+    monkeypatch.setattr(probes, "of", lambda name, what: (lambda model: [model]) if parts else None)
     monkeypatch.setattr(Model, "compile", lambda model, **how: compiled(model, backend="eager", **how))
     row.start()
     assert row.breaks > 0

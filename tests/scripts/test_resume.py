@@ -36,6 +36,8 @@ def test_a_longer_run_is_the_one_that_was_longer_from_the_start(data, scripts, t
     said = resumed(scripts, tmp_path / "short", "--max_steps", 60, code=2)
     assert "at step 40 of 40" in said and "begins at step 32" in said
     assert f"copy {kept} to a new folder" in said and len(said.splitlines()) == 1
+    said = resumed(scripts, tmp_path / "short", "--max_steps", 36, code=2)   # decays earlier: the copy is too late
+    assert "a run of 36 steps begins at step 29: start a new run" in said
     finished = (tmp_path / "short" / "ckpt.pt").read_bytes()
     shutil.copytree(kept, tmp_path / "copy")
     shutil.copytree(kept, tmp_path / "killed")

@@ -90,6 +90,7 @@ def test_a_text_ends_where_the_model_ends_it(ends, whole, monkeypatch, capsys):
     said = capsys.readouterr()
     assert said.out == "baaa\n" and len(seen) == 4 and first[0] == ends.get("bos", 256)
     assert said.err == "sample.py: the model ended the text after 3 tokens\n"
+    assert sample.main([str(whole), "--prompt", "b"]) == 0                  # by default as many tokens as fit
 
 
 def test_weights_that_are_not_finite(whole, monkeypatch):

@@ -59,8 +59,7 @@ def test_options_reach_the_optimizers(data, tmp_path, monkeypatch, capsys):
 
 
 def test_flops_of_a_model_that_looks_at_its_numbers():
-    """They need numbers: 2 x 4 x 8 of the product, 4 x 16 x 8 of attention; training's random numbers stay as they are.
-    """
+    """2 x 4 x 8 for the product, 4 x 16 x 8 for attention. The random numbers of training are not touched."""
     class Net(torch.nn.Module):
         def __init__(self, config):
             super().__init__()
