@@ -62,6 +62,13 @@ SYSTEMS = {  # name in the tables: model and its options, rates; on a GPU mhar c
     "attnres_block": ("attnres_block", (0.005, 0.024, 0.002)), "mhar": ("mhar --no-compile", (0.005, 0.024, 0.002)),
     "depth_attention": ("depth_attention", GPT), "mhc_lite": ("mhc_lite", MIX), "nuresformer": ("nuresformer", MIX),
     "resformer-half": ("resformer", tuple(rate / 2 for rate in MIX))}
+MAIN = list(SYSTEMS)                                                    # those trained unless --systems names others
+WIDE = "gpt-gated muddformer mhc hyperconnections attnres denseformer satformer resformer-half exoformer".split()
+SYSTEMS |= {f"{name}-8x160": (f"{SYSTEMS[name][0]} --d_model 160 --n_head 5 --n_layer 8", SYSTEMS[name][1])
+            for name in WIDE}                                           # in gpt-wide-stream's shape
+GATED = "muddformer mhc attnres denseformer resformer-half satformer".split()
+SYSTEMS |= {f"{name}-gated": (f"{SYSTEMS[name][0]} --gate elementwise", SYSTEMS[name][1]) for name in GATED}
+SYSTEMS["gpt-9x512"] = ("gpt --d_model 512 --n_head 8 --n_layer 9", GPT)   # the counterpart of gpt-wide-stream at 30M
 LATER = ("attnres_block", "mhar", "depth_attention", "mhc_lite", "nuresformer")
 LONG = ("gpt", "gpt-gated", "resformer", "exoformer_dynamic", "satformer", "muddformer", "attnres", "mhc",
         "resformer-half")
@@ -175,7 +182,7 @@ def trunk(system, scale, seed, most, args):
     """Trains the missing legs of a run up to `most` steps -> the last one's line of runs.csv; None if another process
     does. A leg that diverged is the last.
     """
-    rates = [rate * scale for rate in SYSTEMS.get(system, (system, args.rates))[1]]
+    rates = [rate * scale * factor for rate, factor in zip(SYSTEMS.get(system, (system, args.rates))[1], args.factors)]
     name = f"{system}-x{scale:g}-seed{seed}"
     legs = {steps: args.out / f"{name}-{steps}" for steps in args.steps if steps <= most}
     with claimed(args.out / name) as mine:
@@ -228,12 +235,16 @@ def main(argv):
     parser.add_argument("--scales", type=float, nargs="+", default=(1, 0.5, 0.25), help="rate factors (1 0.5 0.25)")
     parser.add_argument("--rates", type=float, nargs=3, default=GPT, metavar=("MUON", "ADAMW", "MIX"),
                         help=f"learning rates of a system that is not in the list below {GPT}")
+    parser.add_argument("--factors", type=float, nargs=3, default=(1, 1, 1), metavar=("MUON", "ADAMW", "MIX"),
+                        help="of all systems' learning rates, for another size of model (1 1 1)")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds per system (%(default)s)")
-    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), metavar="SYSTEM",
-                        help=f"to train: {' '.join(SYSTEMS)} (all), or any other model")
+    parser.add_argument("--systems", nargs="+", metavar="SYSTEM",
+                        help=f"to train, in this order: {' '.join(MAIN)} (these), {' '.join([*SYSTEMS][len(MAIN):])}, "
+                             "or any other model")
     parser.add_argument("--jobs", type=int, default=1, help="runs that train at the same time (%(default)s)")
     args, args.options = parser.parse_known_args(argv)              # further options go to train.py
     args.out = (args.out or (Path("runs/study") if args.results == HERE else args.results / "runs")).resolve()
+    args.systems = args.systems or MAIN
     for system in args.systems:                                     # a mistake in one ends the study now
         model = SYSTEMS.get(system, (system,))[0]
         train.parse([*RECIPE.format(model).split(), *args.options])
@@ -251,7 +262,9 @@ def main(argv):
         parser.error(f"{args.results.csv} has runs on other data ({', '.join(others)}): name another --results")
     tune = max(steps for steps in args.steps if steps <= max(1000, min(args.steps)))
     short = [steps for steps in args.steps if steps < 4000] or args.steps
-    first, later = ([x for x in args.systems if (x in LATER) == late] for late in (False, True))
+    first, later = args.systems, ()
+    if first == MAIN:
+        first, later = ([x for x in MAIN if (x in LATER) == late] for late in (False, True))
     longest = [x for x in first if x in LONG or x not in SYSTEMS]
     plan = [(most, seed, system)
             for most, systems in ((max(short), first), (max(args.steps), longest), (max(short), later))
