@@ -36,7 +36,7 @@ $(tail -n "${show:-3}" "$out/$name.txt" | cut -c 1-300)"
 machine() {     # the GPU and the versions, and the texts
     nvidia-smi
     date -u; git log -1 --format=%h
-    python3 -c "import sys, torch; print(sys.version, torch.__version__, torch.version.cuda)" || return
+    python3 -c "import sys, torch; print(sys.version, torch.__version__, torch.version.cuda)"
     for name in $LARGE $SMALL; do
         [ -e data/$name ] || case $name in
             stdlib) python3 data_prep.py stdlib ;;

@@ -1,9 +1,9 @@
 """Which learning rates suit 30M parameters? python results/study-30m/rates.py --data prose --out runs/rates30m
 
-Short runs of gpt at several rates of Muon and AdamW, and of muddformer at several rates of its mixing parameters, all at
-the same time on one GPU. Writes OUT/rates.csv, and prints the factors by which study.py should multiply its rates: of
-the tries within 0.01 of the lowest loss those of the lowest rates, since longer runs want lower ones. A finished try is
-not repeated.
+Short runs of gpt at several rates of Muon and AdamW, and of muddformer at several rates of its mixing parameters, all
+at the same time on one GPU. Writes OUT/rates.csv, and prints the factors by which study.py should multiply its rates:
+of the tries within 0.01 of the lowest loss those of the lowest rates, since longer runs want lower ones. A finished
+try is not repeated.
 """
 import argparse
 import math
