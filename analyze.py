@@ -5,9 +5,10 @@
 
 Numbers are written as JSON and Markdown, pictures as PNG (pip install matplotlib). docs/probes.md says what they show.
 
-curves: runs that differ only in their seed form one system; of equal runs the newest counts. Only losses on the same
-tokens can be compared, so runs that were validated on other tokens than most are left out. curves.md has the table,
-curves.json {system: its row}, curves.png the baseline and the eight systems with the lowest final losses.
+curves: runs that differ only in their seed form one system; what else differs (an option, edited code, the data, the
+version of torch) makes another one, unless --ignore names it. Of equal runs the newest counts. Only losses on the same
+tokens can be compared. Every run, seed or loss that is left out is named. curves.md has the table, curves.json
+{system: its row}, curves.png the baseline and the eight systems with the lowest final losses.
 
 probe: measures the models while they read the validation split, in fp32. It writes pictures, and RUN.json with all
 numbers. A number that is not finite is null in JSON.
@@ -44,23 +45,24 @@ def compare(args):
     if not found:
         raise UserError(skipped[0])
     tokens = mode(map(curves.validated_on, found))
-    systems = curves.systems([run for run in found if curves.validated_on(run) == tokens])
-    kept = [run["run"] for some in systems.values() for run in some]
-    for run in found:
-        if curves.validated_on(run) != tokens:
-            skipped.append(f"{run['run']}: validated on {curves.validated_on(run)}, other runs on {tokens}")
-        elif run["run"] not in kept:
-            skipped.append(f"{run['run']}: there is a newer run of the same system with the same seed")
-    for message in skipped:
+    skipped += [f"{run['run']}: validated on {curves.validated_on(run)}, other runs on {tokens}" for run in found
+                if curves.validated_on(run) != tokens]
+    found = [run for run in found if curves.validated_on(run) == tokens]
+    skipped += curves.same_tokens(found)
+    systems, left = curves.usable(curves.systems(found, args.ignore))
+    for message in skipped + left:
         note(f"left out: {message}")
     baseline = args.baseline or curves.find_baseline(systems)
     if baseline not in systems:
         raise UserError(f"no system {baseline!r} among the runs: choose from {', '.join(map(repr, systems))}")
+    base = systems[baseline]
     for name, some in systems.items():
-        recipes = [curves.recipe(group[0]) for group in (some, systems[baseline])]
-        if differ := [key for key in curves.differences(recipes) if f" {key}=" not in name]:
-            own, other = (", ".join(f"{key} {recipe.get(key)}" for key in differ) for recipe in recipes)
-            note(f"trained differently: {name} with {own}; {baseline} with {other}")
+        if differ := curves.otherwise(systems, name, baseline, args.ignore):
+            note(f"{name} and {baseline} differ in more than the idea: {differ}")
+        own, other = ({run["seed"] for run in group} for group in (some, base))
+        if own - other or other - own:
+            note(f"{name} has seeds {sorted(own)}, {baseline} {sorted(other)}: differences are of the seeds that both "
+                 "have")
     args.out.mkdir(parents=True, exist_ok=True)
     rows = curves.summarise(systems, baseline)
     table = curves.table(rows, baseline)
@@ -137,6 +139,8 @@ def parse(argv):
                      help="folder for curves.png, .md and .json (%(default)s)")
     one.add_argument("--baseline", metavar="SYSTEM",
                      help=f"system to compare the others with, by its name in the table ({models.names()[0]})")
+    one.add_argument("--ignore", nargs="+", default=(), metavar="NAME",
+                     help="differences that make no other system: options, files of code, or code for all files")
     two = commands.add_parser("probe", help="what trained models do inside")
     two.add_argument("runs", nargs="+", type=run_folder, metavar="RUN", help="run folders with a checkpoint")
     two.add_argument("--out", type=Path, default=Path("analysis"), metavar="DIR",

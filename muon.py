@@ -187,6 +187,8 @@ def optimizers(model, kind, muon_lr, adamw_lr, weight_decay, second_moment=None,
         found, groups = [], [dict(params=matrices, lr=adamw_lr, weight_decay=weight_decay), *groups]
     groups = [group for group in groups if group["params"]]
     found.append(torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8, fused=True))
+    names = {p: name for name, p in model.named_parameters()}
     for group in (group for optimizer in found for group in optimizer.param_groups):
         group["peak_lr"] = group["lr"]
+        group["names"] = [names[p] for p in group["params"]]                # by which a resumed run finds their state
     return found

@@ -20,12 +20,13 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")     # before torch: spinning threads stall on a busy machine
 
+import nanodepth  # noqa: F401                          # before torch: keeps the text of this file, as it runs now
 import torch
 
 import models
 import muon
 import probes
-from nanodepth import presets, runs, scoring
+from nanodepth import presets, ran, runs, scoring
 from nanodepth.cli import ROOT, Parser, UserError, add_options, pick, run_folder, run_script, shell, user_errors
 from nanodepth.data import Batches, Data, check_tokens, find_folder, trained_folder
 from nanodepth.devices import (
@@ -83,8 +84,7 @@ class Options:                      # the preset changes some of these values: -
 
 # ---------------------------------------------------------------------------------------------------- the command line
 
-MAY_CHANGE = {"resume", "data", "device", "compile", "threads", "micro_batch", "eval_every", "eval_tokens", "max_steps",
-              "final_eval_tokens", "save_every", "wandb"}            # when a run is resumed
+MAY_CHANGE = ran.FREE - {"seed", "preset", "out", "deterministic"} | {"max_steps"}             # when a run is resumed
 
 
 def parse(argv):
@@ -239,16 +239,10 @@ def main(argv):
             model, options.optimizer, options.muon_lr, options.adamw_lr, options.weight_decay, options.second_moment,
             torch.bfloat16 if options.dtype == "bf16" else None, options.mix_lr)
     flops = 3 * flops_per_token(model, options.seq_len)                     # backward costs twice forward
-    sources = models.module(options.model).__file__, __file__, muon.__file__
     if options.resume:
         run = runs.Run.resume(options, flags, model, data, ranks, optimizers)
     else:
-        system = options.model                                              # analyze.py's name for runs of one kind
-        if options.init_from:
-            system = runs.read_checkpoint(options.init_from)["config"].get("system", system)
-        kept = [word for word in system.split() if word.split("=")[0] not in flags]
-        system = " ".join(kept + [f"{key}={flags[key]}" for key in vars(model.config) if key in flags])
-        run = runs.Run.new(options, system, model, data, ranks, sources)
+        run = runs.Run.new(options, model, data, ranks)
 
     n_params, n_matrix = (sum(p.numel() for p in some) for some in (model.parameters(), muon.split_params(model)[0]))
     n_tokens, size = options.max_steps * options.batch_tokens, model.config.vocab_size
@@ -263,8 +257,8 @@ def main(argv):
                f"{'compiled (slow at first)' if options.compile else 'eager'}, torch {torch.__version__}; "
                f"to resume: {shell('train.py', '--resume', run.path)}")
     if options.resume:
-        for old in runs.changed(run.path, sources):
-            say(ranks, f"{old.name} has changed since the run began, which has a copy: {old}")
+        if run.edited:
+            say(ranks, f"{', '.join(run.edited)}: changed since the run began, which has a copy: {run.path}/source")
         say(ranks, f"going on at step {run.start} of {options.max_steps}" if run.start < options.max_steps else
             f"{run.path} is finished: it has all its {options.max_steps} steps")
     elif options.init_from:
@@ -327,8 +321,12 @@ def train(run, options, model, optimizers, batches, ranks, flops, signals):
         code = 128 + (signals[0] if signals else signal.SIGTERM)            # else it was another rank's
         return code, f"interrupted after step {step}{again}"
 
-    for step in range(run.start, options.max_steps + 1):            # validate, save, train; at the end the first two
+    for step in range(run.start, options.max_steps + 1):            # save, validate, train; at the end the first two
         last = step == options.max_steps
+        if last or step % (options.save_every or options.eval_every) == 0 or step == before_decay:
+            save(step)
+        if step == before_decay:
+            say(ranks, run.keep_before_decay())
         if (last or step % options.eval_every == 0) and step > run.evaluated:
             row = validate(step, model, batches, options, ranks, signals)
             if row is None:
@@ -336,10 +334,6 @@ def train(run, options, model, optimizers, batches, ranks, flops, signals):
             run.log("val", step, **row)
             if not math.isfinite(row["loss"]):
                 return 3, f"step {step}: the validation loss is {row['loss']}: stopped; {run.newest()}"
-        if last or step % (options.save_every or options.eval_every) == 0 or step == before_decay:
-            save(step)
-        if step == before_decay:
-            say(ranks, run.keep_before_decay())
         if last:
             break
 

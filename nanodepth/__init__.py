@@ -2,6 +2,9 @@
 
     model, tokenizer, config = nanodepth.load("runs/gpt-tiny")
 """
+from nanodepth import ran
+
+ran.keep_texts()
 
 
 def load(run_dir, device="cpu"):

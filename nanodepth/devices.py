@@ -150,6 +150,13 @@ class Ranks:
             dist.all_reduce(tensor)
         return tensor
 
+    def gather(self, value):
+        """[the value of each rank], on every rank."""
+        values = [value] * self.world
+        if self.parallel:
+            dist.all_gather_object(values, value)
+        return values
+
     def share(self, value):
         """Rank 0's value, on every rank."""
         values = [value]

@@ -1,7 +1,7 @@
 """The run folder: makes, locks, logs, saves, resumes and loads it.
 
     config.json   everything needed to repeat the run, with command, data, git commit and versions
-    source/       the model file, train.py and muon.py as they were
+    source/       the code that ran: the model file and what it imports, train.py, muon.py, parts of nanodepth/
     log.jsonl     one object per line: kind (train or val), step, tokens and what was measured
     ckpt.pt       the newest checkpoint
     before_decay/ wsd only: the folder as it was before the learning rate decayed, to train longer from there
@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import platform
+import random
 import secrets
 import shutil
 import subprocess
@@ -17,12 +18,14 @@ import sys
 import zlib
 from contextlib import contextmanager
 from dataclasses import asdict, fields
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 import torch
 
 import models
+from nanodepth import ran
 from nanodepth.cli import UserError, one_line
 from nanodepth.devices import processor
 
@@ -77,7 +80,7 @@ def read_checkpoint(run_dir):
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         config = dict(checkpoint)["config"]
-        for part, keys in ((checkpoint, "model optimizers step tokens rng tokenizer"), (config["data"], "path"),
+        for part, keys in ((checkpoint, "model optimizers step tokens tokenizer"), (config["data"], "path"),
                            (config, "model model_config tokenizer"), (config["options"], "preset seq_len dtype")):
             for key in keys.split():
                 part[key]
@@ -92,10 +95,15 @@ def load(run_dir, device="cpu"):
     checkpoint = read_checkpoint(run_dir)
     config = checkpoint["config"]
     check_options(run_dir, config)
-    model = models.build(config["model"], **config["model_config"])
+    model, now = models.build(config["model"], **config["model_config"]), models.module(config["model"])
     take_weights(model, checkpoint, f"{models.path(config['model'])} as it is today (see {run_dir}/source)", run_dir)
-    for old in changed(run_dir, [models.module(config["model"]).__file__]):
-        print(f"{old.name} has changed since the run began, which has a copy: {old}", file=sys.stderr)
+    for file in changed(run_dir, config, ran.code(now)):
+        if not file.startswith("models/"):                                  # others do not change what a model computes
+            continue
+        if ran.digest((ran.ROOT / file).read_bytes()) == config["code"][file]:
+            raise UserError(f"{file} has been edited since Python imported it, and {run_dir} was trained with the new "
+                            "text: start Python (the notebook) again")
+        print(f"{file} has changed since {run_dir} began, which has a copy: {run_dir}/source", file=sys.stderr)
     return model.to(device).eval(), config | {"step": checkpoint["step"]}
 
 
@@ -107,10 +115,12 @@ def check_options(run_dir, config):
                         f"{', '.join(sorted(gone))}: that file is in {run_dir}/source")
 
 
-def changed(run_dir, sources):
-    """The copies in source/ of those source files that have changed since the run began."""
-    kept = [(Path(run_dir) / "source" / Path(file).name, Path(file)) for file in sources]
-    return [old for old, now in kept if old.exists() and old.read_bytes() != now.read_bytes()]
+def changed(run_dir, config, code):
+    """[file]: those of this ran.code() which are not what the run was trained with, or last resumed with."""
+    if "code" not in config:                                                # an older run has copies side by side
+        kept = {file: Path(run_dir) / "source" / Path(file).name for file in code}
+        config["code"] = {file: ran.digest(copy.read_bytes()) for file, copy in kept.items() if copy.exists()}
+    return [file for file, now in code.items() if config["code"].get(file, now).split()[-1] != now]
 
 
 def take_weights(model, checkpoint, what, run_dir):
@@ -119,6 +129,44 @@ def take_weights(model, checkpoint, what, run_dir):
         model.load_state_dict(checkpoint["model"])
     except (KeyError, TypeError, AttributeError, RuntimeError) as e:
         raise UserError(f"the weights of {run_dir} do not fit {what}: {one_line(e)[:200]}") from None
+    for name, weight in model.state_dict().items():                         # one parameter may have two names
+        if not torch.equal(weight.cpu(), checkpoint["model"][name].to(weight.dtype)):
+            raise UserError(f"the weights of {run_dir} do not fit {what}: {name} is the same parameter as another one, "
+                            "which has other numbers there")
+
+
+def own_state(optimizer, saved):
+    """The state of an optimizer as saved, by the names of its parameters, with the settings that it has now. ValueError
+    if it trains other parameters.
+    """
+    own = optimizer.state_dict()
+    old, new = ({name: i for group in state["param_groups"] for name, i in zip(group.get("names", group["params"]),
+                                                                               group["params"])}
+                for state in (saved, own))
+    if "names" not in saved["param_groups"][0]:                             # an older run: by position
+        old = dict(zip(new, old.values(), strict=True))
+    if old.keys() != new.keys():
+        raise ValueError(f"{min(old.keys() ^ new.keys())} is trained by another optimizer, or not at all")
+    state = {i: saved["state"][old[name]] for name, i in new.items() if old[name] in saved["state"]}
+    return {"state": state, "param_groups": own["param_groups"]}
+
+
+def random_state():
+    """The state of this process's random generators: torch's, Python's and numpy's."""
+    kind, keys, *rest = np.random.get_state()
+    return {"torch": torch.get_rng_state(), "python": random.getstate(),
+            "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), *rest),
+            "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None}
+
+
+def set_random_state(state, device):
+    """Sets what random_state() returned."""
+    kind, keys, *rest = state["numpy"]
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    if state["cuda"] is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"])
 
 
 def log_rows(path, last):
@@ -188,25 +236,26 @@ class Run:
 
     path; config, as in config.json; start: the first step; saved: the step of the newest checkpoint; evaluated: the
     step of the newest validation before `start`; both -1 if there is none; save_failed: whether writing the latest
-    checkpoint failed.
+    checkpoint failed; edited: the files of code that are not those of the run's first steps.
     """
 
     def __init__(self, path, options, ranks, config):
-        self.path, self.batch_tokens, self.writes, self.config = path, options.batch_tokens, ranks.rank == 0, config
+        self.path, self.batch_tokens, self.config = path, options.batch_tokens, config
+        self.ranks, self.writes, self.edited = ranks, ranks.rank == 0, []
         self.start, self.saved, self.evaluated, self.save_failed, self.wandb = 0, -1, -1, False, None
         self.lock = lock(path) if self.writes else None
 
     @classmethod
-    def new(cls, options, system, model, data, ranks, sources):
-        """Makes the folder with config.json, the tokenizer and copies of the source files. UserError if it exists.
-
-        system: the model and its options as given; analyze.py groups runs by it.
-        """
+    def new(cls, options, model, data, ranks):
+        """Makes the folder with config.json, the tokenizer and the source files that ran. UserError if it exists."""
         path = ranks.share(new_folder(options) if ranks.rank == 0 else None)
         versions = {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
         run = cls(path, options, ranks, {
-            "system": system, "model": options.model, "model_config": asdict(model.config),
-            "options": {**asdict(options), "out": str(path)}, "tokenizer": data.tokenizer, "n_vocab": data.vocab_size,
+            "model": options.model, "model_config": asdict(model.config),
+            "options": {**asdict(options), "out": str(path)}, "defaults": ran.defaults(options, model.config),
+            "code": ran.code(models.module(options.model)), "began": f"{datetime.now():%Y-%m-%d %H:%M:%S}",
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "tokenizer": data.tokenizer, "n_vocab": data.vocab_size,
             "data": {**data.place(), "fingerprint": data.fingerprint, "meta": data.meta},
             "command": [sys.executable, *sys.argv], "git": git_state(), "ranks": ranks.world, "versions": versions,
             "gpu": torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else None,
@@ -214,9 +263,7 @@ class Run:
         if run.writes:
             for old in left_over(path):                                     # we hold the lock now
                 shutil.rmtree(path / old) if (path / old).is_dir() else (path / old).unlink()
-            (path / "source").mkdir()
-            for source in sources:
-                shutil.copy(source, path / "source")
+            ran.copy(run.config["code"], path / "source")
             if data.tokenizer not in ("gpt2", "byte"):
                 shutil.copy(data.tokenizer, path / "tokenizer.tiktoken")
             write_text(path / "config.json", json.dumps(run.config, indent=1))
@@ -232,17 +279,19 @@ class Run:
         path = Path(options.resume)
         checkpoint = read_checkpoint(path)
         config, step = checkpoint["config"], checkpoint["step"]
-        run = cls(path, options, ranks, config)
+        run, code = cls(path, options, ranks, config), ran.code(models.module(options.model))
+        run.edited = changed(path, config, code)
         if config["data"]["fingerprint"] != data.fingerprint:
             raise UserError(f"{data.path} is not the data that {path} was trained on ({config['data']['path']}), "
                             "or has changed since: name the original with --data")
         take_weights(model, checkpoint, f"{models.path(options.model)} as it is today (see {path}/source)", path)
         try:
             for optimizer, state in zip(optimizers, checkpoint["optimizers"], strict=True):
-                optimizer.load_state_dict(state)
-            torch.set_rng_state(checkpoint["rng"])
-            if checkpoint.get("cuda_rng") is not None and ranks.device.type == "cuda":
-                torch.cuda.set_rng_state(checkpoint["cuda_rng"])
+                optimizer.load_state_dict(own_state(optimizer, state))
+            if "random" not in checkpoint:                                  # an older run
+                torch.set_rng_state(checkpoint["rng"])
+            elif ranks.rank < len(checkpoint["random"]):                    # else a new rank, which has its own seed
+                set_random_state(checkpoint["random"][ranks.rank], ranks.device)
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as e:
             raise UserError(f"{path}/ckpt.pt does not fit train.py and muon.py as they are today (see {path}/source): "
                             f"{one_line(e)}") from None
@@ -250,7 +299,12 @@ class Run:
         config["options"] |= {name: x for name, x in vars(options).items() if name in given and name != "resume"}
         if "data" in given:                                                 # eval.py looks there
             config["data"] |= data.place()
+        if step < options.max_steps:                                        # what runs from now on
+            config["code"] |= {file: f"{config['code'][file]}, from step {step} {code[file]}" for file in run.edited}
+            if config["versions"]["torch"].split()[-1] != torch.__version__:
+                config["versions"]["torch"] += f", from step {step} {torch.__version__}"
         if run.writes:
+            ran.copy(run.edited, path / "source" / f"from-step-{step}")
             write_text(path / "config.json", json.dumps(config, indent=1))
             rows = log_rows(path / "log.jsonl", step)
             run.evaluated = max((row["step"] for row in rows if row["kind"] == "val"), default=-1)
@@ -280,9 +334,8 @@ class Run:
     def save(self, step, model, optimizers):
         """Writes the checkpoint of `step`. Returns None, or one line if that fails (full disk)."""
         state = {"model": model.state_dict(), "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-                 "rng": torch.get_rng_state(), "step": step, "tokens": step * self.batch_tokens, "config": self.config,
-                 "cuda_rng": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
-                 "tokenizer": self.config["tokenizer"]}
+                 "random": self.ranks.gather(random_state()), "step": step, "tokens": step * self.batch_tokens,
+                 "config": self.config, "tokenizer": self.config["tokenizer"]}
         try:
             if self.writes:
                 write_atomically(self.path / "ckpt.pt", lambda f: torch.save(state, f))

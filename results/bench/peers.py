@@ -1,115 +1,75 @@
 """How fast are whole training steps of our models on one GPU, beside nanoGPT and hyper-connection-factory?
 
     python results/bench/peers.py --nanogpt ../nanoGPT --factory ../hyper-connection-factory
-    python results/bench/peers.py --factory ../hyper-connection-factory --models muddformer factory/muddformer
     python results/bench/peers.py --tiny            tiny shapes, also on a CPU: a test of this script
 
-A step is eight micro-steps of 32 x 1,024 tokens (forward and backward), gradient clipping, optimizer and zero_grad, with
-torch.compile and bf16 autocast. All models have the shape of our preset gpt2-124m, tied embeddings and no QK norm. We
-compile and optimize ours as train.py does. The peers' models are imported unchanged from clones of karpathy/nanoGPT and
-wdlctc/hyper-connection-factory, and are compiled and optimized as in their train.py. All use AdamW, gpt+muon Muon. The
-tokens are random, and we add noise to the initial weights, since zeros would multiply faster.
-
-Each contestant is a process. A few compile at a time (--side), then wait. In each round the contestants of a group, and
-gpt in every group, get the GPU one after another: for a step that is not timed, and --steps steps whose median is the
-round's time. The table shows medians over the rounds, ± half the interquartile range. "x gpt" is the speed relative to
-gpt in the same rounds. "First step" is the time from the start of the process, without compiled code from earlier calls.
-Memory is the peak of tensors. The script stops after --minutes, with exit code 124 if work is left. Call it again to go
-on: it skips what the CSV file has. Beside that file is a log for each contestant.
+A step is eight micro-steps of 32 x 1,024 random tokens, gradient clipping, optimizer and zero_grad, in bf16 autocast.
+All models have the shape of our preset gpt2-124m, tied embeddings and no QK norm. The peers' models come unchanged from
+clones. Each model is compiled and optimized as in its own train.py, with AdamW; gpt+muon uses Muon. Each is a process,
+and --side of them compile at a time. Then, in each of the --rounds, gpt and these take turns on the GPU: one step that is
+not timed, and --steps steps, whose median counts. The table has medians over the rounds ± half the interquartile range;
+x_gpt is relative to gpt in the same rounds. first_step_s counts from the start of a process, and is empty if an earlier
+call compiled the model. MFU counts FLOPs as nanoGPT does. The script ends before --minutes are over, with code 124 if
+work is left. Call it again to go on: it skips what the file --csv has.
 """
-import argparse
 import csv
-import gc
-import json
 import os
-import re
-import select
-import subprocess
 import sys
-import tempfile
 import time
+from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
 import torch
-from torch import nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path[:0] = [str(folder) for folder in Path(__file__).resolve().parents[2:0:-1]]
 import models  # noqa: E402
 import muon  # noqa: E402
 import probes  # noqa: E402
 from nanodepth import presets, timing  # noqa: E402
 from nanodepth.cli import Parser, pick, run_script  # noqa: E402
-from nanodepth.devices import autocast, choose_dtype, find_device, flops_per_token, peak_bytes, peak_flops  # noqa: E402
+from nanodepth.devices import autocast, choose_dtype, find_device, peak_bytes, peak_flops  # noqa: E402
+from publish import markdown  # noqa: E402
 
-CONTESTANTS = [         # a group is three neighbours, so an idea of ours is measured in the same rounds as the peer's
-    "gpt+muon", "nanoGPT", "factory/prenorm", "muddformer", "factory/muddformer", "denseformer",
-    "hyperconnections", "factory/hc", "nuresformer", "attnres", "factory/attnres", "attnres_block:block_size=8",
-    "mhc", "factory/mhc"]
-STREAMS = {"hc": dict(n=4, dynamic=True), "mhc": dict(n=4)}
+CONTESTANTS = """gpt+muon nanoGPT factory/prenorm denseformer muddformer factory/muddformer hyperconnections factory/hc
+    attnres factory/attnres attnres_block:block_size=8 nuresformer mhc factory/mhc""".split()          # beside gpt
 TINY = dict(n_layer=2, d_model=64, n_head=2, d_ff=None, vocab_size=512, max_len=64, seq_len=64)
 
 
-def recipe(name, args):
-    """(function that builds a contestant, function that makes its optimizers, function that compiles it)."""
-    shape, device = args.shape, args.device
-    same = {key: shape[key] for key in ("vocab_size", "n_layer", "n_head")}
-    if name == "nanoGPT" or name.startswith("factory/"):
-        torch.set_float32_matmul_precision("high")                          # their train.py allows TF32
-    if name == "nanoGPT":
-        sys.path.append(args.nanogpt)
+def make(name, args):
+    """(model of a contestant, its optimizers, what to call in a step)."""
+    device, shape, (code, _, key) = args.device, args.shape, name.partition("/")
+    if code not in args.peers:
+        spec, _, kind = name.partition("+")
+        ours, options = timing.parse_spec(spec)
+        config = {**pick(models.module(ours).Config, shape), "qk_norm": False, **options}
+        model, dtype = models.build(ours, **config).to(device), torch.bfloat16 if args.dtype == "bf16" else None
+        if not args.tiny:
+            probes.compile_model(ours, model)
+        return model, muon.optimizers(model, kind or "adamw", 0.005, 0.001, 0.1, dtype=dtype), model
+    sys.path.append(args.peers[code])
+    torch.set_float32_matmul_precision("high")                              # both peers allow TF32
+    V, L, H, C, T = (shape[field] for field in ("vocab_size", "n_layer", "n_head", "d_model", "seq_len"))
+    if code == "nanoGPT":
         from model import GPT, GPTConfig
-        config = GPTConfig(**same, n_embd=shape["d_model"], block_size=shape["seq_len"], bias=False)
-        make = lambda model: [model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), device.type)]  # noqa: E731
-        return lambda: GPT(config), make, torch.compile
-    if name.startswith("factory/"):
-        sys.path.append(args.factory)
+        model = GPT(GPTConfig(T, V, L, H, C, bias=False)).to(device)
+        optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), device.type)
+    else:
         from hcfactory import GPT, ModelConfig
-        key = name.removeprefix("factory/")
-        config = ModelConfig(**same, d_model=shape["d_model"], max_seq_len=shape["seq_len"], connection=key,
-                             connection_kwargs=STREAMS.get(key, {}))
-        return lambda: GPT(config), lambda model: factory_adamw(model, device), torch.compile
-    spec, _, kind = name.partition("+")
-    ours, options = timing.parse_spec(spec)
-    config = {**pick(models.module(ours).Config, shape), "qk_norm": False, **options}
-    dtype = torch.bfloat16 if args.dtype == "bf16" else None
-    return (lambda: models.build(ours, **config),
-            lambda model: muon.optimizers(model, kind or "adamw", 0.005, 0.001, 0.1, dtype=dtype),
-            lambda model: probes.compile_model(ours, model) or model)
+        model = GPT(ModelConfig(V, L, H, C, max_seq_len=T, connection=key)).to(device)      # 4 streams by default
+        named = [(0.1 * (p.ndim > 1 and not n.startswith("connection.")), p) for n, p in model.named_parameters()]
+        groups = [dict(params=[p for decay, p in named if decay == some], weight_decay=some) for some in (0.1, 0)]
+        optimizer = torch.optim.AdamW(groups, lr=1.5e-3, betas=(0.9, 0.95), fused=device.type == "cuda")
+    return model, [optimizer], model if args.tiny else torch.compile(model)
 
 
-def factory_adamw(model, device):
-    """AdamW with the groups and the rate that the factory's recipe has at this shape."""
-    body, mixing = {True: [], False: []}, []
-    for name, p in model.named_parameters():
-        (mixing if name.startswith("connection.") else body[p.ndim >= 2]).append(p)
-    groups = [dict(params=p, weight_decay=wd) for p, wd in ((body[True], 0.1), (body[False], 0.0), (mixing, 0.0)) if p]
-    return [torch.optim.AdamW(groups, lr=1.5e-3, betas=(0.9, 0.95), fused=device.type == "cuda")]
-
-
-class WithTargets(nn.Module):
-    """A model for flops_per_token, which calls it without targets: nanoGPT would skip most of its head."""
-
-    def __init__(self, build):
-        super().__init__()
-        self.config, self.model = build, build()
-
-    def forward(self, idx):
-        return self.model(idx, idx)
-
-
-def compete(name, args):
-    """A contestant's process. Compiles, then takes as many timed steps as each line of stdin says; answers in JSON."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)                                                           # what models print goes to the log
-    device, (build, optimize, compiled) = args.device, recipe(name, args)
-    torch.manual_seed(0)
-    model = build()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(torch.randn_like(p) * 0.02)
-    model.to(device).train()
-    optimizers, run = optimize(model), model if args.tiny else compiled(model)
+def compete(name, args, pipe, began):
+    """A contestant's process: takes as many timed steps as the pipe asks for, after one that is not timed."""
+    sys.stdout, device = sys.stderr, args.device
+    cache = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "runs/inductor"), name.replace("/", "-")).resolve()
+    os.environ["TORCHINDUCTOR_CACHE_DIR"], cold = str(cache), not cache.exists()
+    model, optimizers, run = make(name, args)
     ids = torch.randint(args.shape["vocab_size"], args.batch, device=device)
 
     def step():
@@ -118,41 +78,74 @@ def compete(name, args):
             with autocast(device, args.dtype):
                 loss = run(idx, targets)[1] / len(ids)
             loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         return timing.now(device) - begin
 
-    def answer(**figures):                      # keeps weights and the optimizer's state: the GPU has room for others
-        gc.collect()
-        torch.cuda.empty_cache()
-        print(json.dumps(figures), file=answers, flush=True)
-
-    step()
-    answer()
-    with torch.device("meta"):
-        flops = flops_per_token(WithTargets(build), args.shape["seq_len"])
-    figures = dict(parameters=sum(p.numel() for p in model.parameters()), flops_per_token=flops)
-    for line in sys.stdin:
-        step()                                                              # gets memory again
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        seconds = median(step() for _ in range(int(line)))
-        answer(seconds=seconds, peak_bytes=peak_bytes(device), **figures)
+    row, steps = {"model": name, "parameters": sum(p.numel() for p in model.parameters())}, 0
+    with suppress(EOFError):                                                # until the parent closes the pipe
+        while True:
+            seconds = [step() for _ in range(1 + steps)][1:]                # the first one compiles, or gets memory
+            row.setdefault("first_step_s", round(time.time() - began, 1) if cold else "")
+            torch.cuda.empty_cache()                                        # the memory is the others' now
+            pipe.send((row | {"peak_gib": round(peak_bytes(device) / 2 ** 30, 2)}, median(seconds or [0])))
+            steps = pipe.recv()
 
 
-class Process:
-    """A contestant's process, as its parent sees it. answer: the last one; seconds: of a step, in each round."""
+def hear(pipe, until):
+    """(row of the table so far, median seconds per step) of a contestant; None if it failed or is late."""
+    with suppress(EOFError, OSError):
+        return pipe.recv() if pipe.poll(max(0, until - time.time())) else None
 
-    def __init__(self, name, args, argv):
-        self.name, self.seconds, self.answer, folder = name, [], None, re.sub(r"\W+", "-", name)
-        cache = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/peers"), folder)
-        self.cold, self.began = not cache.exists(), time.perf_counter()
-        cache.mkdir(parents=True, exist_ok=True)
-        self.log = args.csv.with_suffix(f".{folder}.log")
-        with open(self.log, "w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, __file__, *argv, "--contestant", name], stdin=subprocess.PIPE, text=True,
-                stdout=subprocess.PIPE, stderr=log, env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache)})
 
+def main(argv):
+    began, parser = time.time(), Parser("peers.py", description=__doc__)
+    parser.add_argument("--models", nargs="+", default=CONTESTANTS, metavar="NAME")
+    parser.add_argument("--tiny", action="store_true")
+    for name, default in dict(nanogpt="", factory="", csv="peers.csv", side=2, rounds=6, steps=3, minutes=9).items():
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=f"[{default}]")
+    args = parser.parse_args(argv)
+    args.peers, args.device = {"nanoGPT": args.nanogpt, "factory": args.factory}, find_device()
+    args.dtype, args.shape = choose_dtype(args.device, "auto"), presets.find("gpt2-124m") | (TINY if args.tiny else {})
+    args.batch = micro, _, B, T = (2, 2, 4, 64) if args.tiny else (8, 2, 32, 1024)            # 2: tokens and targets
+    rows = list(csv.DictReader(open(args.csv))) if os.path.exists(args.csv) else []
+    done, pipes, failed = [row["model"] for row in rows], {}, []
+    waiting = [name for name in args.models if name not in ["gpt", *done] and args.peers.get(name.split("/")[0], True)]
+    for code in (code for code, folder in args.peers.items() if not folder):
+        print(f"{code} is left out: give the folder of its clone, --{code.lower()} DIR")
+    compiled_by, end = began + 48 * args.minutes, began + 60 * args.minutes - 10
+    chip = torch.cuda.get_device_name() if args.device.type == "cuda" else "cpu"
+    while waiting and time.time() < compiled_by:
+        group, waiting = ["gpt"] * (not pipes) + waiting[:args.side], waiting[args.side:]
+        for name in group:
+            pipes[name], theirs = get_context("spawn").Pipe()
+            get_context("spawn").Process(target=compete, args=(name, args, theirs, time.time()), daemon=True).start()
+            theirs.close()
+        turns = {name: [] for name in pipes if name not in group or hear(pipes[name], compiled_by)}
+        for name in list(turns) * args.rounds:
+            if None not in turns[name]:
+                pipes[name].send(args.steps)
+                turns[name].append(hear(pipes[name], end))
+        for name in (name for name in group if name not in done):
+            if None in turns.get(name, [None]) + turns.get("gpt", [None]):
+                failed.append(name)
+                continue
+            row, seconds, base = turns[name][-1][0], *([took for _, took in turns[key]] for key in (name, "gpt"))
+            for key, work in dict(tokens_per_s=[micro * B * T] * args.rounds, x_gpt=base).items():
+                row[key] = "{:.6g} ± {:.3g}".format(*timing.ratio(seconds, work))
+            flops = 6 * row["parameters"] + 12 * args.shape["n_layer"] * args.shape["d_model"] * T
+            used = flops * micro * B * T / median(seconds) / (peak_flops(args.device) or float("inf"))
+            rows.append(row | {"mfu": f"{used:.1%}", "machine": f"{chip}, torch {torch.__version__}"})
+        with open(args.csv, "w", newline="") as file:
+            csv.writer(file).writerows([*rows[:1], *(row.values() for row in rows)])
+        pipes = {"gpt": pipes["gpt"]} if None not in turns.get("gpt", [None]) else {}
+    print(markdown(next(iter(rows), []), [map(str, row.values()) for row in rows]))
+    if left := failed + waiting:
+        print(f"not measured, because they or gpt failed or took too long: {', '.join(left)}")
+    return 124 if left and time.time() > compiled_by else bool(left)
+
+
+if __name__ == "__main__":
+    run_script("peers.py", main)

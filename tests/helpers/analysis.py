@@ -107,14 +107,15 @@ def read(*runs):
 
 
 def write_run(folder, losses, seed=0, model=ROOT, tok_s=1000.0, step=100, options=(), peak=2 ** 30, eval_tokens=(),
-              system=None):
+              shape=(), code=(), **more):
     """A run folder as train.py leaves it, without a checkpoint: validations at steps 0, 1, 2, .. times `step`."""
     folder.mkdir(parents=True)
     chosen = {"model": model, "preset": "tiny", "seed": seed, "out": str(folder), "seq_len": 256, "eval_tokens": 1000,
-              "muon_lr": 0.005, **dict(options)}
+              "muon_lr": 0.005, "max_steps": (len(losses) - 1) * step, **dict(options)}
     (folder / "config.json").write_text(json.dumps({
-        "system": system or model, "model": model, "model_config": {"gate": "none", "n_layer": 2}, "options": chosen,
-        "data": {"path": "d", "fingerprint": "f"}}))
+        "model": model, "model_config": {"gate": "none", "n_layer": 2, **dict(shape)}, "options": chosen,
+        "defaults": {"gate": "none"}, "code": {f"models/{model}.py": "1", "muon.py": "1", **dict(code)},
+        "versions": {"torch": "2.13.0"}, "data": {"path": "d", "fingerprint": "f"}, **more}))
     rows = [{"kind": "val", "step": i * step, "tokens": i * step * 10, "loss": loss, "peak_bytes": peak}
             for i, loss in enumerate(losses)]
     for row, n in zip(rows, eval_tokens):

@@ -85,12 +85,13 @@ def test_a_mixed_folder(tmp_path, capsys):
     young = "has only one validation: it has just begun, or was stopped"
     assert said[0] == f"analyze.py: left out: {tmp_path / 'young'} {young}"
     assert said[1].startswith(f"analyze.py: left out: {tmp_path / 'notes'} is not the folder of a run")
-    words = "1,000 tokens in sequences of {} of data with fingerprint f"
+    words = "sequences of {} of data with fingerprint f"
     assert said[2:] == [
         f"analyze.py: left out: {tmp_path / 'other'}: validated on {words.format(64)}, other runs on "
         f"{words.format(256)}",
-        f"analyze.py: left out: {tmp_path / 'b'}: there is a newer run of the same system with the same seed",
-        f"analyze.py: trained differently: more with muon_lr 0.5; {ROOT} max_steps=200 with muon_lr 0.005"]
+        f"analyze.py: left out: {tmp_path / 'b'}: there is a newer run of the same system with the same seed, "
+        f"{tmp_path / 'a'}",
+        f"analyze.py: more and {ROOT} max_steps=200 differ in more than the idea: muon_lr 0.5, 0.005"]
     analyze.main(["curves", *given, "--out", str(out), "--baseline", "more"])
     assert list(strict(out / "curves.json"))[0] == "more"
     with pytest.raises(ValueError, match=f"no system 'x' among the runs: .* '{ROOT} max_steps=400', 'more'"):

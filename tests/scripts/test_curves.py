@@ -23,29 +23,41 @@ def test_student_quantiles():
 # -------------------------------------------------------------------------------------------------------- runs, systems
 
 
-def test_a_system_has_the_name_that_its_run_says(tmp_path):
-    a = write_run(tmp_path / "a", [5, 4])
-    b = write_run(tmp_path / "b", [5, 4], seed=1, options={"out": "x", "micro_batch": 1, "threads": 1})
-    c = write_run(tmp_path / "c", [5, 4], system=f"{ROOT} n_layer=3 gate=headwise", options={"muon_lr": 0.01})
-    d = write_run(tmp_path / "d", [5, 4], system="mine n_layer=3")
-    assert labels(a, b, c, d) == {ROOT: [0, 1], f"{ROOT} n_layer=3 gate=headwise": [0], "mine n_layer=3": [0]}
-    assert labels(c, d) == {f"{ROOT} gate=headwise": [0], "mine": [0]}              # without what all share
-    assert labels(c) == {f"{ROOT} n_layer=3 gate=headwise": [0]}
-    config = json.loads((b / "config.json").read_text())
-    del config["system"]                                                            # an older run
-    (b / "config.json").write_text(json.dumps(config))
-    assert labels(a, b) == {ROOT: [0, 1]}
+def test_a_system_is_its_runs_but_for_the_seed(tmp_path):
+    """What differs makes another system, and is in its name; what changes no loss does not."""
+    count = iter(range(100))
+
+    def run(seed=0, **how):
+        return write_run(tmp_path / str(next(count)), [5, 4], seed, **how)
+
+    a, b = run(), run(1, options={"out": "x", "micro_batch": 1, "threads": 1})
+    gated, mine = run(shape={"gate": "headwise"}, options={"muon_lr": 0.01}), run(model="mine", shape={"n_layer": 3})
+    assert labels(a, b, mine) == {ROOT: [0, 1], "mine": [0]}
+    assert labels(a, gated, mine) == {f"{ROOT} muon_lr=0.005": [0], f"{ROOT} gate=headwise muon_lr=0.01": [0],
+                                      "mine": [0]}                          # gate=none is the default
+    assert labels(gated) == {ROOT: [0]}
+    data, torch = run(1, data={"fingerprint": "g"}), run(1, versions={"torch": "2.11.0"})
+    assert labels(a, data, torch) == {f"{ROOT} data=f torch=2.13.0": [0], f"{ROOT} data=g torch=2.13.0": [1],
+                                      f"{ROOT} data=f torch=2.11.0": [1]}
+    old, new = run(), run(1, options={"boost": 1}, defaults={"boost": 1})
+    other = run(1, options={"boost": 3}, defaults={"boost": 1})             # an option that older runs lack
+    assert labels(old, new) == {ROOT: [0, 1]}
+    assert labels(old, other) == {f"{ROOT} boost=1": [0], f"{ROOT} boost=3": [1]}
 
 
-def test_what_was_trained_differently_is_another_system(tmp_path):
-    a, b, c = (write_run(tmp_path / f"{x}", [5, 4], seed=seed, options={"muon_lr": x, **more})
-               for x, seed, more in ((0.01, 0, {"decay_frac": 0.2}), (0.02, 0, {"decay_frac": 0.2}), (0.03, 1, {})))
-    d = write_run(tmp_path / "d", [5, 4], model="mine", options={"muon_lr": 0.04})
-    assert labels(a, b, c, d) == {f"{ROOT} muon_lr=0.01": [0], f"{ROOT} muon_lr=0.02": [0], f"{ROOT} muon_lr=0.03": [1],
-                                  "mine": [0]}                      # an older run lacks newer options
-    assert labels(b, d) == {ROOT: [0], "mine": [0]}
-    e, f = (write_run(tmp_path / f"m{x}", [5, 4], model="mine", options={"my_lr": x}) for x in (None, 0.04))
-    assert labels(e, f) == {"mine my_lr=None": [0], "mine my_lr=0.04": [0]}          # also an option of your own
+def test_edited_code_is_another_system(tmp_path):
+    """Named by its size, else by its day; --ignore puts them together."""
+    first = write_run(tmp_path / "a", [5, 4], 0, parameters=1000, began="2026-01-01 10:00:00")
+    edited = write_run(tmp_path / "b", [5, 4], 1, parameters=1000, began="2026-01-02 10:00:00", code={"muon.py": "2"})
+    larger = write_run(tmp_path / "c", [5, 4], 1, parameters=2000, code={f"models/{ROOT}.py": "2"})
+    assert labels(first, edited) == {f"{ROOT} of 2026-01-01 10:00:00": [0], f"{ROOT} of 2026-01-02 10:00:00": [1]}
+    assert labels(first, larger) == {f"{ROOT} 1,000 parameters": [0], f"{ROOT} 2,000 parameters": [1]}
+    for names in (["muon.py"], ["code"]):
+        assert list(map(len, curves.systems(read(first, edited), names).values())) == [2]
+    assert curves.otherwise(curves.systems(read(first, edited)), *labels(first, edited)) == "muon.py"
+    mine = write_run(tmp_path / "m", [5, 4], model="mine", shape={"window": 4}, options={"muon_lr": 1},
+                     code={"train.py": "3"})
+    assert curves.otherwise(curves.systems(read(first, mine)), "mine", ROOT) == "muon_lr 1, 0.005, train.py"
 
 
 def test_the_baseline(tmp_path):
@@ -61,23 +73,32 @@ def test_the_baseline(tmp_path):
     assert curves.find_baseline(dict.fromkeys("xy", some)) == "x"
 
 
-def test_what_the_losses_are_means_over(tmp_path):
-    run, = read(write_run(tmp_path / "run", [5, 4]))
-    usual = "1,000 tokens in sequences of 256 of data with fingerprint f"
-    assert curves.validated_on(run) == usual
-    run["config"]["options"]["final_eval_tokens"] = 1000                            # what it is without the option
-    assert curves.validated_on(run) == usual
-    run["config"]["options"] |= {"final_eval_tokens": 7000, "eval_tokens": 10, "seq_len": 8000}
-    run["config"]["data"]["fingerprint"] = "other"
-    assert curves.validated_on(run) == (
-        "10 tokens (7,000 at the end) in sequences of 8,000 of data with fingerprint other")
+def test_only_losses_on_the_same_tokens(tmp_path):
+    """A run resumed with other --eval_tokens keeps those rows that are like the other runs'; what goes is named."""
+    def run(name, tokens):
+        return write_run(tmp_path / name, [9, 5, 4, 3], eval_tokens=tokens)
+
+    runs = read(run("a", [8, 8, 8, 80]), run("b", [8, 8, 1, 1]), run("c", [8, 8, 8, 80]))
+    said = curves.same_tokens(runs)
+    assert said == [f"{tmp_path / 'b'}: its losses on other tokens than most (8, at the end 80): 1 at step 200, "
+                    "1 at step 300"]
+    assert [[row["step"] for row in run["val"]] for run in runs] == [[0, 100, 200, 300], [0, 100], [0, 100, 200, 300]]
 
 
-def test_of_equal_runs_the_newest_counts(tmp_path):
-    runs = {name: curves.read_log(write_run(tmp_path / name, [5, 4], seed=int(name == "s"))) for name in "absc"}
-    for age, name in enumerate("basc"):
+def test_runs_that_cannot_be_averaged_are_named(tmp_path):
+    """Of one seed the newest counts; beside finished runs neither one that diverged nor one that stopped early."""
+    made = {name: write_run(tmp_path / name, losses, seed, options={"max_steps": 200}) for name, losses, seed in (
+        ("a", [5, 4, 3], 0), ("b", [5, 4, 3], 0), ("s", [5, 4, 3], 1), ("dead", [5, 4, math.nan], 2),
+        ("young", [5, 4], 3))}
+    for age, name in enumerate("bas"):
         os.utime(tmp_path / name / "log.jsonl", ns=(0, 10 ** 9 * (9 - age)))                    # b is the newest
-    assert curves.systems(list(runs.values())) == {ROOT: [runs["b"], runs["s"]]}
+    kept, said = curves.usable(curves.systems(read(*made.values())))
+    assert [run["run"] for run in kept[ROOT]] == [str(made["s"]), str(made["b"])]
+    assert said == [f"{made['a']}: there is a newer run of the same system with the same seed, {made['b']}",
+                    f"{made['dead']}: diverged: its loss at step 200 is not finite, other runs of {ROOT} have finished",
+                    f"{made['young']}: stopped at step 100 of 200, other runs of {ROOT} have finished"]
+    alone = curves.systems(read(made["young"]))
+    assert curves.usable(alone) == (alone, [])                              # still training: as far as it is
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"options": {"seed": 1}}'])

@@ -1,5 +1,7 @@
 """Runs that go on: longer than planned, with other options, from other weights, after a broken file or a Ctrl-C."""
+import copy
 import json
+import random
 import re
 import shutil
 import signal
@@ -7,12 +9,14 @@ import sys
 import time
 import types
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 import data_prep
 import models
+import muon
 import train
 from folders import ranks_file
 from nanodepth import runs
@@ -71,22 +75,24 @@ def test_which_lengths_fit(changes, old, new, step, said):
 
 def test_what_may_change(data, whole, scripts, tmp_path):
     """How often is validated and on how much, the place of the data (which eval.py knows afterwards), a preset that is
-    gone, a model file (which is said), and config.json."""
+    gone, a model file (which is said and recorded), and config.json."""
     shutil.copytree(whole / "before_decay", tmp_path / "a")
     shutil.copytree(data, tmp_path / "moved")
     (tmp_path / "a" / "config.json").write_text("{broken")
-    (tmp_path / "a" / "source" / "gpt.py").write_text("as it was")
     checkpoint = runs.read_checkpoint(tmp_path / "a")
+    now, checkpoint["config"]["code"]["models/gpt.py"] = checkpoint["config"]["code"]["models/gpt.py"], "123456789abc"
     checkpoint["config"]["options"]["preset"] = "gone"
     torch.save(checkpoint, tmp_path / "ckpt.pt")                            # the old file is mapped
     (tmp_path / "ckpt.pt").replace(tmp_path / "a" / "ckpt.pt")
     said = resumed(scripts, tmp_path / "a" / "ckpt.pt", "--eval_every", 3, "--eval_tokens", 300, "--threads", 1,
                    "--data", tmp_path / "moved",
                    "--n_layer", SMALL["n_layer"], "--seq_len", SMALL["seq_len"])    # said again
-    assert "gpt.py has changed since the run began" in said and "train.py has changed" not in said
-    assert "gpt.py has changed since the run began" in scripts.run("eval.py", tmp_path / "a").stderr
+    assert "\nmodels/gpt.py: changed since the run began" in said
+    assert scripts.run("eval.py", tmp_path / "a").stderr == ""              # it was resumed with this code
+    assert (tmp_path / "a" / "source" / "from-step-30" / "models" / "gpt.py").exists()
     config = json.loads((tmp_path / "a" / "config.json").read_text())
     assert config["options"]["eval_tokens"] == 300 and config["model_config"]["d_model"] == 32
+    assert config["code"]["models/gpt.py"] == f"123456789abc, from step 30 {now}"
     assert config["data"]["path"] == str(tmp_path / "moved")
     assert runs.read_checkpoint(tmp_path / "a")["config"]["data"]["path"] == str(tmp_path / "moved")
     assert losses(tmp_path / "a") == losses(whole)
@@ -103,7 +109,6 @@ def test_init_from(data, whole, scripts, tmp_path):
     near(vals(tmp_path / "a")[0][1], vals(whole)[-1][1])
     saved = runs.read_checkpoint(tmp_path / "a")
     assert saved["step"] == 3 and saved["config"]["model_config"]["d_ff"] == 64
-    assert saved["config"]["system"] == runs.read_checkpoint(whole)["config"]["system"]
     shutil.rmtree(begun)                                                    # not needed to go on
     resumed(scripts, tmp_path / "a")
     (tmp_path / "a.txt").write_text("other text, of two documents\n<|endoftext|>\n" * 60)
@@ -126,6 +131,64 @@ def test_random_numbers_go_on_too(data, tmp_path, monkeypatch):
     shutil.copytree(tmp_path / "a" / "before_decay", tmp_path / "b")
     assert inside("--resume", str(tmp_path / "b")) == 0
     assert_same_run(tmp_path / "a", tmp_path / "b")
+
+
+def test_other_random_numbers_go_on_too(data, tmp_path, monkeypatch):
+    """Python's and numpy's, which an own model may draw in training."""
+    mlp, plain = models.module("gpt").MLP, models.module("gpt").MLP.forward
+    monkeypatch.setattr(mlp, "forward", lambda self, x: plain(self, x) * (random.random() + np.random.rand()))
+    random.seed(0), np.random.seed(0)
+    assert inside(*flags(**{**SMALL, "max_steps": 12}, data=data, out=tmp_path / "a")) == 0
+    shutil.copytree(tmp_path / "a" / "before_decay", tmp_path / "b")
+    assert inside("--resume", str(tmp_path / "b")) == 0
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+
+
+@pytest.mark.parametrize("kind", ["muon", "adamw"])
+def test_optimizer_state_goes_by_name(kind):
+    """After two lines of a model file were swapped: the same next step. And muon.py's numbers are today's."""
+    def build(*names):
+        torch.manual_seed(0)
+        weights = {name: torch.randn(4, 4) for name in ("w_gate", "w_up")}
+        block, model = torch.nn.Module(), torch.nn.Module()
+        for name in names:
+            setattr(block, name, torch.nn.Linear(4, 4, bias=False))
+            getattr(block, name).weight.data.copy_(weights[name])
+        model.blocks, model.shift = torch.nn.ModuleList([block]), torch.nn.Parameter(torch.zeros(4))
+        return model, muon.optimizers(model, kind, 0.1, 0.1, 0.1)
+
+    def step(model, optimizers, i):
+        for j, name in enumerate(("w_gate", "w_up")):
+            generator = torch.Generator().manual_seed(9 * i + j)
+            getattr(model.blocks[0], name).weight.grad = torch.randn(4, 4, generator=generator)
+        model.shift.grad = torch.ones(4)
+        for optimizer in optimizers:
+            optimizer.step()
+        return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    (a, old), (b, new) = build("w_gate", "w_up"), build("w_up", "w_gate")
+    step(a, old, 0)
+    b.load_state_dict(a.state_dict())
+    new[-1].param_groups[0]["betas"] = (0.5, 0.5)
+    for was, optimizer in zip(old, new):
+        optimizer.load_state_dict(runs.own_state(optimizer, copy.deepcopy(was.state_dict())))
+    assert new[-1].param_groups[0]["betas"] == (0.5, 0.5)
+    new[-1].param_groups[0]["betas"] = old[-1].param_groups[0]["betas"]
+    after, wanted = step(b, new, 1), step(a, old, 1)
+    assert all(torch.equal(after[name], wanted[name]) for name in wanted)
+    other = build("w_gate", "w_up")[1][-1].state_dict()
+    other["param_groups"][-1]["names"][-1] = "scale"
+    with pytest.raises(ValueError, match="(scale|shift) is trained by another optimizer, or not at all"):
+        runs.own_state(new[-1], other)
+
+
+def test_two_tensors_for_one_parameter(data, tmp_path, scripts):
+    """Untied weights do not fit a model that ties them: one of the two would be lost."""
+    few = {**SMALL, "max_steps": 2, "warmup_steps": 1}
+    assert inside(*flags(**few, data=data, out=tmp_path / "a")) == 0
+    done = scripts.run("train.py", "--init_from", tmp_path / "a", "--data", data, "--tie_embeddings", "--max_steps", 1,
+                       "--out", tmp_path / "b", "--device", "cpu", "--seq_len", 16)
+    assert done.returncode == 2 and "is the same parameter as another one, which has other numbers" in done.stderr
 
 
 def test_a_signal_stops_a_validation(tmp_path):

@@ -1,0 +1,139 @@
+"""What ran: all that decides the losses of a run but its seed. Runs that differ in it are different systems.
+
+It is in config.json: the options, the model's Config, the content of the data, the torch version, and a digest of each
+file of code. The code is that which was imported, also if somebody has edited the file since: from the moment that
+nanodepth is imported, the source text of every module of this repository is kept when Python reads it.
+"""
+import ast
+import hashlib
+import sys
+from dataclasses import fields
+from functools import lru_cache
+from importlib.machinery import PathFinder, SourceFileLoader
+from importlib.util import resolve_name
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DECIDE = "train.py", "muon.py", "nanodepth/data.py", "nanodepth/devices.py", "nanodepth/scoring.py"
+FREE = {"seed", "preset", "data", "out", "resume", "device", "threads", "compile", "deterministic", "micro_batch",
+        "eval_every", "eval_tokens", "final_eval_tokens", "save_every", "wandb",        # options that change no loss
+        "sample_every", "tensorboard"}                                                  # of older runs
+texts = {}                                              # {file: its source text when it was imported, in bytes}
+
+
+class Loader(SourceFileLoader):
+    """Imports a module from its source text, which it keeps, and never from a .pyc."""
+
+    def get_code(self, name):
+        texts[place(self.path)] = source = self.get_data(self.path)
+        return self.source_to_code(source, self.path)
+
+
+class Finder:
+    """Finds the modules of this repository, for Python's import."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        spec = PathFinder.find_spec(name, path, target) if is_ours(name.partition(".")[0]) else None
+        if spec and type(spec.loader) is SourceFileLoader and ROOT in place(spec.origin).parents:
+            spec.loader = Loader(name, spec.origin)
+        return spec
+
+
+@lru_cache
+def is_ours(name):
+    return (ROOT / f"{name}.py").is_file() or (ROOT / name / "__init__.py").is_file()
+
+
+def keep_texts():
+    """From now on the source text of what is imported is kept; that of the running script is read now."""
+    sys.meta_path.insert(0, Finder)
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    if file and Path(file).is_file():
+        texts[place(file)] = Path(file).read_bytes()
+
+
+def place(file):
+    """The absolute path of a file, which itself may be a link."""
+    return Path(file).parent.resolve() / Path(file).name
+
+
+# ---------------------------------------------------------------------------------------------------------------- code
+
+
+def files(module):
+    """[file]: those of this repository that decide what a run of this model module computes."""
+    found, left = [ROOT / file for file in DECIDE], [module]
+    while left:
+        module = left.pop()
+        file = place(getattr(module, "__file__", None) or ROOT)
+        ours = ROOT in file.parents and is_ours(file.relative_to(ROOT).parts[0].removesuffix(".py"))
+        if not ours or file in found or file.name == "__init__.py":
+            continue
+        found.append(file)
+        for node in ast.walk(ast.parse(text(file))):                                        # what it imports
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                start = resolve_name("." * node.level + (node.module or ""), module.__package__)
+                names = [start, *(f"{start}.{alias.name}" for alias in node.names)]
+            left += [sys.modules[name] for name in names if name in sys.modules]
+    return found
+
+
+def text(file):
+    """The source text of a file as it was imported; else as it is now."""
+    return texts[file] if file in texts else file.read_bytes()
+
+
+def digest(source):
+    """A short hash of source text (bytes) without docstrings, comments and blank lines."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node, False) is not None:
+            node.body[:1] = [] if node.body[1:] else [ast.Pass()]
+    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12]
+
+
+def code(module):
+    """{file, relative to the repository: digest() of what was imported} of files()."""
+    return {file.relative_to(ROOT).as_posix(): digest(text(file)) for file in files(module)}
+
+
+def copy(code, folder):
+    """Writes these files, as they were imported, into the folder, each where it is in the repository."""
+    for file in code:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_bytes(text(ROOT / file))
+
+
+# ----------------------------------------------------------------------------------------------------------------- runs
+
+
+def what(config):
+    """{name: value} of all that decides a run's losses but its seed, from its config.json."""
+    return {"model": config["model"], **config["model_config"],
+            **{name: x for name, x in config["options"].items() if name not in FREE},
+            "data": config["data"]["fingerprint"], "torch": config["versions"]["torch"], **config.get("code", {})}
+
+
+def defaults(*parts):
+    """{field: default} of dataclasses, for a config.json: what a run has that was made before the field."""
+    return {f.name: f.default for part in parts for f in fields(part)}
+
+
+def differences(a, b, ignore=()):
+    """{name: (value in a, value in b)}: how two runs differ, from their config.json; {} for runs of one system.
+
+    An option that one of them lacks had the default that it has in the other. ignore: names that do not count; "code"
+    stands for every file of code.
+    """
+    own, other = what(a), what(b)
+    pairs = {name: (own.get(name, b.get("defaults", {}).get(name)), other.get(name, a.get("defaults", {}).get(name)))
+             for name in {**own, **other}}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and name not in ignore
+            and not (name.endswith(".py") and "code" in ignore)}
+
+
+def in_words(found):
+    """differences() as text: "muon.py, d_ff 192, 512"."""
+    return ", ".join(name if name.endswith(".py") else f"{name} {a}, {b}" for name, (a, b) in found.items())

@@ -1,0 +1,110 @@
+"""What ran: the text that Python imported, and everything else that makes two runs different systems."""
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import data_prep
+from nanodepth import ran
+from small import ROOT
+
+BASE = "class Model:\n    def forward(self, x):\n        return x + 1\n"
+
+
+@pytest.mark.parametrize("edited, same", [
+    ("# why\nclass Model:\n\n    def forward(self, x):  # x\n        return (x + 1)\n", True),
+    ('"""A."""\nclass Model:\n    """B."""\n    def forward(self, x):\n        "C"\n        return x + 1\n', True),
+    ("class Model:\n    def forward(self, x):\n        return x - 1\n", False),
+    ("class Model:\n    def forward(self, x=0):\n        return x + 1\n", False)])
+def test_comments_and_docstrings_are_no_code(edited, same):
+    assert (ran.digest(edited.encode()) == ran.digest(BASE.encode())) is same
+
+
+@pytest.fixture
+def zoo(tmp_path, monkeypatch):
+    """A repository with a package of models, of which one is made from another. zoo(file, text) writes a file."""
+    def write(file, text):
+        (tmp_path / "zoo" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "zoo" / file).write_text(text)
+
+    monkeypatch.setattr(ran, "ROOT", tmp_path)
+    monkeypatch.setattr(ran, "DECIDE", ())
+    monkeypatch.syspath_prepend(tmp_path)
+    ran.is_ours.cache_clear()
+    write("__init__.py", "")
+    yield write
+    ran.is_ours.cache_clear()
+    for name in [name for name in sys.modules if name.split(".")[0] == "zoo"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("line", [
+    "from zoo import base", "from zoo.base import Model as Parent", "import zoo.base", "from . import base",
+    "from .base import Model as Parent", "import torch\nfrom zoo.between import base"])
+def test_what_a_model_file_imports_counts(zoo, line):
+    for name, text in (("base", BASE), ("between", "from zoo import base\n"), ("alone", BASE),
+                       ("mine", f"{line}\n\n\ndef own():\n    return 1\n")):
+        zoo(f"{name}.py", text)
+    mine, alone = importlib.import_module("zoo.mine"), importlib.import_module("zoo.alone")
+    wanted = {"zoo/mine.py", "zoo/base.py"} | ({"zoo/between.py"} if "between" in line else set())
+    assert set(ran.code(mine)) == wanted and set(ran.code(alone)) == {"zoo/alone.py"}
+    assert ran.code(mine)["zoo/base.py"] == ran.digest(BASE.encode())
+
+
+def test_the_text_that_was_imported(zoo, tmp_path):
+    """Not that which the file has by then: also of the same size, and within the same second."""
+    zoo("mine.py", BASE)
+    mine, before = importlib.import_module("zoo.mine"), os.stat(tmp_path / "zoo" / "mine.py")
+    zoo("mine.py", BASE.replace("+", "-"))
+    os.utime(tmp_path / "zoo" / "mine.py", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert ran.code(mine) == {"zoo/mine.py": ran.digest(BASE.encode())}
+    ran.copy(ran.code(mine), tmp_path / "source")
+    assert (tmp_path / "source" / "zoo" / "mine.py").read_text() == BASE
+    del sys.modules["zoo.mine"]
+    assert importlib.import_module("zoo.mine").Model().forward(3) == 2              # no .pyc of the old text
+
+
+def test_an_edit_between_two_seeds(tmp_path):
+    """models/mine.py has a class of gpt.py's; one of the two is edited while a notebook is open. In a copy of the
+    repository: two systems, each named; the notebook refuses what it would compute with the old text; --resume says
+    and records it.
+    """
+    copy, tiny = tmp_path / "copy", "--max_steps 4 --n_layer 1 --d_model 16 --n_head 1 --seq_len 16 --batch_tokens 64 "
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "results", "runs", "data", "tests"))
+    (tmp_path / "a.txt").write_text("".join(f"{i} green bottles hanging on the wall\n\n" for i in range(200)))
+    data_prep.prepare_text([tmp_path / "a.txt"], copy / "data" / "tiny", "byte")
+    (copy / "models" / "mine.py").write_text(
+        "from dataclasses import dataclass\n\nfrom models import gpt\n\n\n@dataclass\nclass Config(gpt.Config):\n"
+        "    vocab_size: int = 256\n    max_len: int = 64\n\n\nclass Model(gpt.Model):\n    pass\n")
+    (copy / "book.py").write_text(f"""
+import pathlib, subprocess, sys
+import nanodepth
+def train(*words):
+    done = subprocess.run([sys.executable, "train.py", *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+new = ["--model", "mine", *"{tiny} --eval_tokens 200 --data tiny --dtype fp32 --device cpu".split()]
+train(*new, "--out", "one")
+nanodepth.load("one")
+gpt = pathlib.Path("models/gpt.py")
+assert gpt.read_text().count("return x + self.mlp(") == 1
+gpt.write_text(gpt.read_text().replace("return x + self.mlp(", "return x - self.mlp("))
+print(nanodepth.load("one")[0] is not None)
+print(train("--resume", "one/before_decay"))
+train(*new, "--out", "two", "--seed", "1")
+nanodepth.load("two")
+""")
+    done = subprocess.run([sys.executable, "book.py"], cwd=copy, capture_output=True, text=True, timeout=600,
+                          env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""})
+    assert "True\n" in done.stdout and "\nmodels/gpt.py: changed since the run began" in done.stdout, done.stderr
+    assert done.stderr.splitlines()[-1].endswith(
+        "models/gpt.py has been edited since Python imported it, and two was trained with the new text: start Python "
+        "(the notebook) again"), done.stderr
+    (copy / "models" / "mine.py").write_text("")                            # nor does curves need the file
+    runs = "one", "two", "one/before_decay"
+    done = subprocess.run([sys.executable, "analyze.py", "curves", *runs], cwd=copy, capture_output=True, text=True)
+    assert "mine of 20" in done.stdout and done.stdout.count("| 1 |") == 3, done.stdout + done.stderr
+    assert "differ in more than the idea: models/gpt.py\n" in done.stderr
