@@ -28,7 +28,7 @@ from nanodepth.cli import Parser, UserError, one_line, run_folder, run_script, u
 from nanodepth.layouts import FILES, LAYOUTS, LLAMA, QWEN3, fields, places
 from nanodepth.tokenizers import JsonTokenizer, load_tokenizer, run_tokenizer
 
-WEIGHTS = ("model.safetensors", "model-*.safetensors", "pytorch_model.bin", "pytorch_model-*.bin")   # the first found
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")                       # the first found, whole or in shards
 EXPORTS = {"export-llama": ("LlamaForCausalLM", LLAMA), "export-qwen3": ("Qwen3ForCausalLM", QWEN3)}
 
 
@@ -48,6 +48,28 @@ def read_file(path):
                         f"{getattr(e, 'strerror', None) or one_line(e)[:200]}") from None
 
 
+def weight_files(source):
+    """The weight files of a folder: exactly those that its index names, if it has one, so none of an older save.
+
+    UserError for a file that the index names and the folder lacks, and for a whole file that the index does not name.
+    """
+    for name in WEIGHTS:
+        whole, index = source / name, source / f"{name}.index.json"
+        files = [whole] if whole.exists() else sorted(source.glob(name.replace(".", "-*.")))
+        if index.exists():
+            indexed = read_file(index)["weight_map"]
+            if not isinstance(indexed, dict) or not all(isinstance(place, str) for place in indexed.values()):
+                raise UserError(f"the weight_map of {index} must give the name of a file for each tensor")
+            files = sorted({source / place for place in indexed.values()})
+            if missing := [file.name for file in files if not file.is_file()]:
+                raise UserError(f"{source} lacks {', '.join(missing[:8])}, which {index.name} names: add them")
+            if whole.exists() and whole not in files:
+                raise UserError(f"{source} has {name}, and {index.name} names other files: move the older ones away")
+        if files:
+            return files
+    raise UserError(f"{source} has no weights ({', '.join(WEIGHTS)}, or their shards)")
+
+
 def read(layout, source):
     """(config, {name: tensor}, step, tokens) of a published checkpoint. UserError if it cannot be read."""
     if layout in FILES:
@@ -55,11 +77,11 @@ def read(layout, source):
         config, tensors = saved["model_args"], saved["model"]
     else:
         saved, config, tensors = {}, read_file(source / "config.json"), {}
-        files = next(filter(None, (sorted(source.glob(name)) for name in WEIGHTS)), None)
-        if not files:
-            raise UserError(f"{source} has no weights ({', '.join(WEIGHTS)})")
-        for file in files:
-            tensors |= read_file(file)
+        for file in weight_files(source):
+            more = read_file(file)
+            if twice := sorted(tensors.keys() & more.keys()):
+                raise UserError(f"{twice[0]} is in two files of {source}, one is {file.name}: move the older away")
+            tensors |= more
     tensors = {name.removeprefix("_orig_mod."): tensor for name, tensor in tensors.items()}
     return config, tensors, saved.get("step", 0), saved.get("tokens_processed", 0)
 

@@ -112,6 +112,22 @@ def test_norms_that_the_flags_do_not_know(refused, tmp_path):
     assert "normalises only its anchors qk" in refused("exoformer", newest)
 
 
+def test_files_that_may_be_of_two_saves(refused, tmp_path):
+    config, tensors = llama()
+    folder = save("llama", tmp_path / "llama", config, tensors)
+    torch.save({"model.norm.weight": torch.ones(16)}, folder / "pytorch_model-2.bin")
+    index = folder / "pytorch_model.bin.index.json"
+    for text, said in {'{"weight_map": {"a": "x.bin"}}': f"{folder} lacks x.bin, which {index.name} names: add them",
+                       '{"weight_map": {"a": "pytorch_model-2.bin"}}': f"has pytorch_model.bin, and {index.name} names",
+                       '{"weight_map": ["x.bin"]}': "must give the name of a file", "{}": f"{folder} has no weight_map",
+                       '{"weight_map": {"a": 1}}': "must give the name of a file", "[": "cannot be read"}.items():
+        index.write_text(text)
+        assert said in refused("llama", folder)
+    index.unlink()
+    (folder / "pytorch_model.bin").rename(folder / "pytorch_model-1.bin")
+    assert f"model.norm.weight is in two files of {folder}, one is pytorch_model-2.bin" in refused("llama", folder)
+
+
 def test_other_mistakes(refused, monkeypatch, tmp_path):
     folder = save("llama", tmp_path / "llama", *llama())
     assert "model_type 'llama'" in refused("gpt2", folder)
