@@ -114,8 +114,9 @@ def fill(model, rows, tensors, unread):
 def choose_tokenizer(asked, layout, source, published, vocab_size):
     """(what the run's config says about its tokenizer, the file to copy). UserError if the model lacks some ids.
 
-    A text begins with `bos` and ends with `eos`. Llamas have them in config.json; otherwise both are the tokenizer's
-    end-of-text. `begin` holds the ids that tokenizer.json itself puts before every text.
+    A text begins with `bos` and ends with `eos`. A Llama's bos is the one of tokenizer_config.json, as in lm_eval, else
+    of config.json; its eos is config.json's, as in transformers, else tokenizer_config.json's. Otherwise both are the
+    tokenizer's end-of-text. `begin` holds the ids that tokenizer.json itself puts before every text.
     """
     name, said = asked or FILES.get(layout), {}
     if name:
@@ -126,6 +127,15 @@ def choose_tokenizer(asked, layout, source, published, vocab_size):
         last = max([*inner.get_vocab().values(), *said["begin"]])
         if layout == "llama":
             said |= fields(published, "bos=bos_token_id? eos=eos_token_id?")
+            special = source / "tokenizer_config.json"
+            words = read_file(special) if special.exists() else {}
+            for key in ["bos"] if "eos" in said else ["bos", "eos"]:
+                word = words.get(f"{key}_token")
+                word = word.get("content") if isinstance(word, dict) else word
+                if word is not None:
+                    said[key] = inner.token_to_id(str(word))
+                    if said[key] is None:
+                        raise UserError(f"{key}_token {word!r} of {special} is not in tokenizer.json: correct one")
     else:
         raise UserError(f"{source} has no tokenizer.json: add --tokenizer gpt2, byte or the path of a file of merge "
                         "ranks")

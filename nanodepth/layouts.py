@@ -140,8 +140,9 @@ QWEN3 = LLAMA | table("", "model.layers.N.", "attn.q_norm=self_attn.q_norm attn.
 
 def llama(config, tensors, family="llama"):
     """LlamaForCausalLM is gpt.py without QK norm, Qwen3ForCausalLM is gpt.py with it."""
-    need(config, model_type=family, hidden_act="silu", attention_bias=False, mlp_bias=False, sliding_window=None,
-         quantization_config=None)
+    window = config.get("sliding_window") if config.get("use_sliding_window", family == "llama") else None
+    need(config | {"sliding_window": window}, model_type=family, hidden_act="silu", attention_bias=False,
+         mlp_bias=False, sliding_window=None, quantization_config=None)
     found = fields(config, HF + "n_kv_head=num_key_value_heads? norm_eps=rms_norm_eps")
     d_head = config.get("head_dim")
     if d_head and d_head * found["n_head"] != found["d_model"]:

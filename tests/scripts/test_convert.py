@@ -66,6 +66,8 @@ THETA = dict(rope_type="default", rope_theta=300.0)
     ("pythia", dict(PYTHIA, tie_word_embeddings=True, rope_parameters=dict(rope_theta=300.0))),
     ("llama", LLAMA), ("llama", dict(LLAMA, num_key_value_heads=None, rope_parameters=THETA)),
     ("llama", dict(LLAMA, tie_word_embeddings=True, rope_scaling=dict(type="default"))),
+    ("llama", dict(LLAMA, sliding_window=3, use_sliding_window=False)), ("qwen3", dict(QWEN3, sliding_window=3)),
+    ("qwen3", {key: value for key, value in dict(QWEN3, sliding_window=3).items() if key != "use_sliding_window"}),
     ("qwen3", {key: value for key, value in QWEN3.items() if key != "rope_theta"}),
     ("qwen3", dict(QWEN3, tie_word_embeddings=True, rope_scaling=THETA, rope_parameters=dict(THETA, rope_theta=5.0)))])
 def test_transformers_own_classes(layout, config, tmp_path):

@@ -49,7 +49,8 @@ REFUSED = [
           tie_word_embeddings=True, round64=False, expand_last=False),
     *each("llama", model_type="qwen2", attention_bias=True, mlp_bias=True, head_dim=8, hidden_act="gelu",
           sliding_window=4096, quantization_config={"bits": 4}, partial_rotary_factor=0.5),
-    *each("qwen3", model_type="llama", attention_bias=True, sliding_window=4096, head_dim=8),
+    *each("qwen3", model_type="llama", attention_bias=True, head_dim=8),
+    *((name, dict(sliding_window=4096, use_sliding_window=True), "sliding_window 4096") for name in ("llama", "qwen3")),
     *each("gpt2", model_type="gpt_neo", activation_function="gelu", scale_attn_weights=False,
           scale_attn_by_inverse_layer_idx=True, add_cross_attention=True, quantization_config={"bits": 4}),
     *each("pythia", model_type="gptj", hidden_act="gelu_fast", use_parallel_residual=False, attention_bias=False,
@@ -136,6 +137,12 @@ def test_other_mistakes(refused, monkeypatch, tmp_path):
     assert "nowhere" in refused("llama", folder, "--tokenizer", "nowhere")
     assert "nowhere/config.json cannot be read" in refused("llama", tmp_path / "nowhere")
     assert "Is a directory" in refused("exoformer", folder)
+    special = folder / "tokenizer_config.json"
+    for text, said in {'{"bos_token": "<s>"}': f"bos_token '<s>' of {special} is not in tokenizer.json",
+                       '{"eos_token": {"content": 5}}': f"eos_token 5 of {special} is", "[": "cannot be read"}.items():
+        special.write_text(text)
+        assert said in refused("llama", folder)
+    special.unlink()
     begun = json.loads(tokenizer_json({"</s>": 0, "<s>": 1}, "<s>"))
     begun["post_processor"]["special_tokens"]["<s>"]["ids"] = [37]
     for text in (tokenizer_json({"</s>": 0, "beyond": 37}), tokenizer_json({"</s>": 0, "<|endoftext|>": 37}),

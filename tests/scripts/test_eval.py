@@ -15,11 +15,13 @@ import settings  # noqa: E402
 from analysis import double, random_model  # noqa: E402, F401  (float64: autouse)
 from lm_eval.api.instance import Instance  # noqa: E402
 
+import convert  # noqa: E402
 import eval as eval_py  # noqa: E402
 import models  # noqa: E402
 from forked import within  # noqa: E402
-from nanodepth import harness, runs  # noqa: E402
+from nanodepth import harness, runs, scoring  # noqa: E402
 from nanodepth.cli import UserError  # noqa: E402
+from published import llama, save, tokenizer_json  # noqa: E402
 from small import save_run as save_model  # noqa: E402
 from small import wide  # noqa: E402
 
@@ -186,7 +188,6 @@ def test_the_harness_own_adapter_agrees(begin, place, tmp_path):
     from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
     from tokenizers.models import BPE
 
-    import convert
     eos = "</s>" if begin else "<|endoftext|>"
     words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġa", eos, *([begin] if begin else [])]
     vocab = {word: i for i, word in enumerate(words)}
@@ -220,6 +221,22 @@ def test_the_harness_own_adapter_agrees(begin, place, tmp_path):
         loaded = TaskManager(include_path=str(place / "tasks"), include_defaults=False).load(["small"])
         results.append(harness.lm_eval.evaluate(lm, task_dict=loaded, bootstrap_iters=10)["results"]["small"])
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("ids, words", [
+    (dict(eos_token_id=2), dict(bos_token="<s>", eos_token="<end>")),
+    ({}, dict(bos_token={"__type": "AddedToken", "content": "<s>"}, eos_token="<end>")),
+    (dict(bos_token_id=3), dict(bos_token="<s>", eos_token="<end>")), ({}, dict(eos_token="</s>"))])
+def test_a_text_of_a_llama_begins_and_ends_as_in_the_harness_own_adapter(ids, words, tmp_path):
+    """Which asks the tokenizer, not config.json."""
+    pytest.importorskip("accelerate")
+    from lm_eval.models.huggingface import HFLM
+    source = save("llama", tmp_path / "llama", *llama(**ids))
+    (source / "tokenizer.json").write_text(tokenizer_json({"</s>": 0, "<s>": 1, "<end>": 2, "a": 3}))
+    (source / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **words}))
+    convert.convert("llama", source, tmp_path / "run")
+    ours, theirs = harness.HarnessLM(tmp_path / "run", "cpu"), HFLM(pretrained=str(source), device="cpu")
+    assert (ours.prefix_token_id, ours.eot_token_id) == (theirs.prefix_token_id, theirs.eot_token_id)
 
 
 # ----------------------------------------------------------------------------------------------------- the command line
