@@ -29,7 +29,7 @@ def parse(argv):
     parser.add_argument("--tasks", help="instead of the validation split, comma-separated tasks: "
                                         f"{', '.join(GROUPS)}, mqar, tasks of lm_eval")
     parser.add_argument("--num_fewshot", type=int,
-                        help="examples before each question; none: the paper's number, or the task's")
+                        help="examples before each question, unless the task fixes 0; none: the paper's or the task's")
     parser.add_argument("--task_dir", metavar="DIR",
                         help="take tasks only from the lm_eval task files in this folder")
     parser.add_argument("--limit", type=int, help="only the first LIMIT items of each lm_eval task, for a quick try")
@@ -92,21 +92,21 @@ def on_tasks(args):
     rows = []
     for run in args.runs:
         step = runs.read_checkpoint(run)["step"]                            # training may go on meanwhile
-        tables = benchmarks(run, args, *asked) if asked else []
+        tables = benchmarks(run, args, *asked) if asked else {}
         if "mqar" in names:
-            tables.append(("mqar", mqar(run, args.device)))
-        named = {title: {column: {"value": value, "stderr": error} for column, (value, error) in table.items()}
-                 for title, table in tables}
+            tables["mqar"] = mqar(run, args.device)
         rows.append({"run": run, "time": time.strftime("%Y-%m-%dT%H:%M:%S"), "step": step,
                      "lm_eval": lm_eval.__version__ if asked else None, "limit": args.limit if asked else None,
-                     "tables": named})
+                     "tables": tables})
         with open(Path(run) / "eval.jsonl", "a", encoding="utf-8") as f:
             f.write(runs.to_json(rows[-1]))
     for title in rows[0]["tables"]:
         tables = [row["tables"][title] for row in rows]
-        columns = list(dict.fromkeys(column for table in tables for column in table))     # a run may lack some
-        print_table([(title, *columns), *((run, *(cell(table.get(column)) for column in columns))
-                                          for run, table in zip(args.runs, tables))])
+        columns = {column: found.get("shots") for table in tables for column, found in table.items()}
+        shots = ("shots", *("-" if n is None else str(n) for n in columns.values()))
+        print_table([(title, *columns), *([shots] if title != "mqar" else []),
+                     *((run, *(cell(table.get(column)) for column in columns))         # a run may lack some
+                       for run, table in zip(args.runs, tables))])
     return rows
 
 

@@ -43,7 +43,7 @@ GROUPS = {
 }
 COMPLETION = {"triviaqa_completion": "hazyresearch/based_triviaqa", "nq_completion": "hazyresearch/based_nq_2048",
               "drop_completion": "hazyresearch/based_drop"}         # the data of tasks that lm_eval lacks
-PERCENT = ("acc", "acc_norm", "contains", "exact_match")
+PERCENT = re.compile(r"(.*_)?(acc|accuracy)(_.*)?|contains|exact_match")     # metrics in 0 ... 1, shown in percent
 MQAR_PAIRS = (4, 8, 16)
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")     # lm_eval's names, in its order
 
@@ -228,7 +228,7 @@ def find_tasks(names, task_dir):
 
 
 def run_tasks(lm, names, manager, num_fewshot, limit):
-    """lm_eval's results: {task: {"acc,none": ..., "acc_stderr,none": ...}}. UserError for tasks that do not load."""
+    """What lm_eval.evaluate returns. UserError for tasks that do not load."""
     specs = [name if name in manager.all_tasks else completion_task(name, COMPLETION[name]) for name in names]
     try:
         loaded = manager.load(specs)
@@ -236,39 +236,42 @@ def run_tasks(lm, names, manager, num_fewshot, limit):
         raise UserError(f"{', '.join(names)} cannot be loaded ({type(e).__name__}: {one_line(e)}): lm_eval must "
                         "download data once; or give your own task files with --task_dir") from None
     for task in loaded["tasks"].values():
-        shots = task.get_config("num_fewshot")
-        if num_fewshot is not None and shots != 0:                          # 0: the task has no shots by design
+        shots = 0 if task.OUTPUT_TYPE == "loglikelihood_rolling" else task.get_config("num_fewshot")
+        if num_fewshot is not None and shots != 0:              # 0: the task has no shots by design, or scores a text
             shots = num_fewshot
         task.set_config(key="num_fewshot", value=shots or 0)
         task.set_fewshot_seed(seed=1234)
     with user_errors():                                                     # lm_eval's errors in a task's settings
-        return lm_eval.evaluate(lm, task_dict=loaded, limit=limit, bootstrap_iters=1000, log_samples=False)["results"]
+        return lm_eval.evaluate(lm, task_dict=loaded, limit=limit, bootstrap_iters=1000, log_samples=False)
 
 
 def benchmarks(run, args, manager, tables):
-    """[(title, {column: (value, standard error or None)})] of one run, for the tables of find_tasks.
+    """{table: {column: {"value", "stderr", "shots"}}} of one run, for the tables of find_tasks.
 
-    Accuracies are in percent. Avg. is the mean of a group's accuracies, as in the papers.
+    Accuracies are in percent. Avg. is the mean of a group's accuracies, as in the papers. shots: how many examples the
+    questions of the task had before them, whatever was asked for.
     """
-    found, lm = [], HarnessLM(run, args.device, args.batch_tokens, args.seq_len)
+    found, lm = {}, HarnessLM(run, args.device, args.batch_tokens, args.seq_len)
     longest = lm.seq_len
     for name, tasks in tables.items():
         shots, columns = GROUPS.get(name, (None, {}))
         shots = shots if args.num_fewshot is None else args.num_fewshot
         lm.seq_len = min(longest, 2048) if name == "recall" and not args.seq_len else longest    # 2,048 as in the paper
-        results = run_tasks(lm, tasks, manager, shots, args.limit)
+        done = run_tasks(lm, tasks, manager, shots, args.limit)
+        results = done["results"]
         columns = {column: (task, f"{metric},none") for column, (task, metric) in columns.items()} or {
             f"{task} {key.removesuffix(',none')}": (task, key) for task, scores in results.items()
             for key in scores if "," in key and "_stderr," not in key}      # every metric, with every answer filter
         table, accuracies = {}, []
         for column, (task, key) in columns.items():
             value, error = results[task][key], results[task].get(key.replace(",", "_stderr,"))
-            scale = 100 if key.split(",")[0] in PERCENT else 1
-            table[column] = (scale * value, scale * error if isinstance(error, float) else None)
+            scale = 100 if PERCENT.fullmatch(key.split(",")[0]) else 1
+            table[column] = {"value": scale * value, "stderr": scale * error if isinstance(error, float) else None,
+                             "shots": done["n-shot"].get(task)}
             accuracies += [scale * value] * (scale == 100)
         if name in GROUPS:
-            table["Avg."] = (sum(accuracies) / len(accuracies), None)
-        found.append((name if shots is None else f"{name}, {shots}-shot", table))
+            table["Avg."] = {"value": sum(accuracies) / len(accuracies), "stderr": None, "shots": None}
+        found[name] = table
     return found
 
 
@@ -283,7 +286,7 @@ def mqar_example(rng, n_pairs, eot, n_asked=1):
 
 @torch.inference_mode()
 def mqar(run, device="auto", n_examples=256):
-    """{column: (value, standard error)}: percent of queries whose most likely token is right, per number of pairs.
+    """{column: {"value", "stderr"}}: percent of queries whose most likely token is right, per number of pairs.
 
     Multi-query associative recall (Arora et al., "Zoology", arXiv:2312.04927) on examples of mqar_example that no
     training run has seen. For a model trained on `data_prep.py mqar`, or on any text with at least 257 token ids.
@@ -300,5 +303,6 @@ def mqar(run, device="auto", n_examples=256):
             asked = slice(1 + 2 * n, None, 2)                               # the keys of the second round
             answers = torch.cat([model(rows[:, :-1])[0][:, asked].argmax(-1) for rows in tokens.split(32)])
             hits = (answers == tokens[:, 1:][:, asked]).double().mean(-1)   # (n_examples,)
-            table[f"MQAR {n}"] = (100 * hits.mean().item(), 100 * (hits.std() / n_examples ** 0.5).item())
+            error = hits.std().item() / n_examples ** 0.5
+            table[f"MQAR {n}"] = {"value": 100 * hits.mean().item(), "stderr": 100 * error}
     return table

@@ -292,7 +292,8 @@ def test_tables(place, monkeypatch, capsys):
     rows = json.loads((place / "rows.json").read_text())
     assert rows == [json.loads((place / name / "eval.jsonl").read_text()) for name in PAIR]
     heads = [line.split() for line in capsys.readouterr().out.splitlines() if not line.startswith(PAIR)]
-    assert heads[0] == ["exo,", "0-shot", "ARC-c", "ARC-e", "Hella.", "OBQA", "PIQA", "Wino.", "Avg."]
+    assert heads[0] == ["exo", "ARC-c", "ARC-e", "Hella.", "OBQA", "PIQA", "Wino.", "Avg."]
+    assert heads[1] == ["shots", *"000000-"]
     for name, row in zip(PAIR, rows):
         model, right, normed = runs.load(place / name)[0], [], []
         for item in ITEMS:
@@ -300,10 +301,10 @@ def test_tables(place, monkeypatch, capsys):
             scores = [brute_force(model, context, list(f" {choice}".encode()))[0] for choice in item["choices"]]
             right.append(np.argmax(scores) == item["label"])
             normed.append(np.argmax([s / len(c) for s, c in zip(scores, item["choices"])]) == item["label"])
-        exo, small = row["tables"]["exo, 0-shot"], row["tables"]["tasks, 0-shot"]
+        exo, small = row["tables"]["exo"], row["tables"]["tasks"]
         error = 100 * np.std(normed, ddof=1) / math.sqrt(12)
         assert exo["PIQA"] == exo["ARC-c"] == small["small acc_norm"] == {"value": pytest.approx(100 * np.mean(normed)),
-                                                                        "stderr": pytest.approx(error)}
+                                                                        "stderr": pytest.approx(error), "shots": 0}
         assert exo["Wino."]["value"] == small["small acc"]["value"] == pytest.approx(100 * np.mean(right))
         assert exo["Avg."]["value"] == pytest.approx((5 * 100 * np.mean(normed) + 100 * np.mean(right)) / 6)
         assert row["step"] == 7 and set(row["tables"]["mqar"]) == {"MQAR 4", "MQAR 8"}
@@ -334,6 +335,59 @@ def test_examples_before_the_question(place, monkeypatch):
     monkeypatch.setattr(lm, "_loglikelihood_tokens", loglikelihoods)
     harness.run_tasks(lm, ["small"], harness.find_tasks(["small"], place / "tasks")[0], 2, None)
     assert seen and all(text.count(b"Q: ") == 3 for text in seen)
+
+
+@pytest.mark.parametrize("asked", [None, 3])
+def test_the_shots_are_those_that_the_model_saw(asked, place, monkeypatch, capsys):
+    """A task may fix their number, have one of its own, or score a whole text, with nothing before it."""
+    (place / "shots").mkdir(exist_ok=True)
+    for name, more in {"fixed": "num_fewshot: 0\n", "own": "num_fewshot: 2\n", "none": "", "whole": ""}.items():
+        text = task(name, place / "items.jsonl") + more
+        if name == "whole":
+            text = text.replace("multiple_choice", "loglikelihood_rolling").replace("{{label}}", "Q: {{question}}")
+            text = text.split("metric_list")[0] + "metric_list: [{metric: word_perplexity}]\n"
+        (place / "shots" / f"{name}.yaml").write_text(text)
+    seen, score = set(), harness.HarnessLM._loglikelihood_tokens
+
+    def spy(self, requests, *words, **options):
+        texts = [bytes(t for t in (*context, *answer) if t < 256) for _, context, answer in requests]
+        seen.update(text.count(b"Q: ") - 1 for text in texts)
+        return score(self, requests, *words, **options)
+
+    monkeypatch.setattr(harness.HarnessLM, "_loglikelihood_tokens", spy)
+    monkeypatch.chdir(place)
+    found = {}
+    for name in ("fixed", "own", "none", "whole"):
+        seen.clear()
+        words = f"--tasks {name} --task_dir shots --json shots.json --device cpu"
+        assert eval_py.main([PAIR[0], *words.split(), *(["--num_fewshot", str(asked)] if asked else [])]) == 0
+        (table,) = json.loads((place / "shots.json").read_text())[0]["tables"].values()
+        printed = capsys.readouterr().out.splitlines()[1].split()
+        (found[name],) = seen
+        assert {cell["shots"] for cell in table.values()} == seen and set(printed) == {"shots", str(found[name])}
+    assert found.pop("whole") == 0
+    assert found == harness.lm_eval.simple_evaluate(
+        harness.HarnessLM(PAIR[0], "cpu"), tasks=[*found], num_fewshot=asked, bootstrap_iters=0,
+        task_manager=harness.find_tasks(["own"], place / "shots")[0])["n-shot"]
+
+
+def test_every_accuracy_is_in_percent(place, monkeypatch):
+    """And nothing else. On lm_eval's own numbers."""
+    (place / "units").mkdir()
+    metrics = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "brier_score")
+    (place / "units" / "units.yaml").write_text(task("units", place / "items.jsonl").split("metric_list")[0] + (
+        f"metric_list: [{', '.join(f'{{metric: {metric}}}' for metric in metrics)}]\n"))
+    monkeypatch.chdir(place)
+    words = "--tasks units --task_dir units --json units.json --device cpu"
+    assert eval_py.main([PAIR[0], *words.split()]) == 0
+    (table,) = json.loads((place / "units.json").read_text())[0]["tables"].values()
+    results = harness.lm_eval.simple_evaluate(
+        harness.HarnessLM(PAIR[0], "cpu"), tasks=["units"], bootstrap_iters=0,
+        task_manager=harness.find_tasks(["units"], place / "units")[0])["results"]["units"]
+    for metric in metrics:
+        scale = 1 if metric == "brier_score" else 100
+        assert table[f"units {metric}"]["value"] == pytest.approx(scale * results[f"{metric},none"])
+        assert results[f"{metric},none"] > 0
 
 
 @pytest.mark.parametrize("words, message", [
@@ -373,14 +427,16 @@ def test_recall_reads_2048_tokens(tmp_path, monkeypatch):
 
     def results(lm, names, *words):
         seen.append(lm.seq_len)
-        return dict.fromkeys(names, {"acc,none": 0.5, "acc_norm,none": 0.5, "contains,none": 0.5})
+        scores = {"acc,none": 0.5, "acc_norm,none": 0.5, "contains,none": 0.5}
+        return {"results": dict.fromkeys(names, scores), "n-shot": dict.fromkeys(names, words[1])}
     monkeypatch.setattr(harness, "run_tasks", results)
     groups = {name: [task for task, _ in harness.GROUPS[name][1].values()] for name in ("recall", "exo")}
     for seq_len in (None, 2500):
         args = argparse.Namespace(device="cpu", batch_tokens=100, seq_len=seq_len, num_fewshot=None, limit=None)
         tables = harness.benchmarks(run, args, None, {**groups, "tasks": ["small"]})
-        assert [title for title, _ in tables] == ["recall, 0-shot", "exo, 5-shot", "tasks"]
-        assert tables[0][1]["Avg."] == (50, None)
+        assert {name: {cell["shots"] for cell in table.values()} for name, table in tables.items()} == {
+            "recall": {0, None}, "exo": {5, None}, "tasks": {None}}
+        assert tables["recall"]["Avg."]["value"] == 50
     assert seen == [2048, 3000, 3000, 2500, 2500, 2500]
 
 

@@ -44,9 +44,10 @@ class Recaller(torch.nn.Module):
 def test_mqar_scores(tmp_path, monkeypatch):
     config = {"tokenizer": "byte", "options": {"dtype": "fp32"}}
     monkeypatch.setattr(runs, "load", lambda run, device: (Recaller(), config))
-    assert harness.mqar(tmp_path, "cpu", n_examples=40) == {f"MQAR {n}": (100.0, 0.0) for n in (4, 8, 16)}
+    assert harness.mqar(tmp_path, "cpu", n_examples=40) == {
+        f"MQAR {n}": {"value": 100.0, "stderr": 0.0} for n in (4, 8, 16)}
     monkeypatch.setattr(runs, "load", lambda run, device: (Recaller(wrong=True), config))
-    value, error = harness.mqar(tmp_path, "cpu", n_examples=40)["MQAR 4"]
+    value, error = harness.mqar(tmp_path, "cpu", n_examples=40)["MQAR 4"].values()
     rng = np.random.default_rng((1, 4))
     hits = [np.mean(harness.mqar_example(rng, 4, 256)[9::2] % 2 == 0) for _ in range(40)]     # even keys
     assert value == pytest.approx(100 * np.mean(hits))
