@@ -116,6 +116,13 @@ def what(config):
             "data": config["data"]["fingerprint"], "torch": config["versions"]["torch"], **config.get("code", {})}
 
 
+def part(config):
+    """The part of a config.json that what() and differences() look at."""
+    names = "model", "model_config", "options", "defaults", "code", "versions"
+    return {**{name: config[name] for name in names if name in config},
+            "data": {"fingerprint": config["data"]["fingerprint"]}}
+
+
 def defaults(*parts):
     """{field: default} of dataclasses, for a config.json: what a run has that was made before the field."""
     return {f.name: f.default for part in parts for f in fields(part)}

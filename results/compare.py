@@ -1,8 +1,9 @@
 """Compares the systems of a study with gpt, with 95% intervals: python results/compare.py FOLDER
 
 FOLDER has the runs.csv and logs.jsonl.xz of results/study/study.py --results FOLDER. Prints one table per length of the
-runs, each system at its best learning rates: those with the lowest loss of seed 0 on targets that are not copyable (on
-all targets if most are copyable, as on bytes).
+runs, each system at its best learning rates: those with the lowest loss on targets that are not copyable (on all
+targets if most are copyable, as on bytes), at the length and seed at which most rates were tried. Runs of a system that
+differ in more than their seed, length and rates are systems apart. A run that is in no table is named.
 
 We fit one mean per system and one per seed (a randomised block design), because a seed fixes the batches. All systems
 share one standard deviation, because a few seeds say little about the noise of one system.
@@ -12,7 +13,7 @@ import json
 import lzma
 import math
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from statistics import mean
 
@@ -21,7 +22,8 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 from publish import criterion, markdown  # noqa: E402
 
-from nanodepth.cli import Parser, run_script  # noqa: E402
+from nanodepth import ran  # noqa: E402
+from nanodepth.cli import Parser, UserError, run_script  # noqa: E402
 from nanodepth.curves import t95  # noqa: E402
 
 CLAIMS = (  # system with the lower loss, than this system, according to
@@ -43,6 +45,7 @@ CLAIMS = (  # system with the lower loss, than this system, according to
     ("mhc", "hyperconnections", "mHC"),
     ("attnres", "mhc", "Attention Residuals, ablations"),
     ("speedrun", "gpt", "nanochat; modded-nanogpt, record 11"))
+RATES = "muon_lr", "adamw_lr", "mix_lr"
 TEXTS = "run system kind model options data commit cpu gpu torch".split()      # all other columns have numbers
 
 
@@ -60,12 +63,28 @@ def table(path):
 
 
 def read(folder):
-    """[run]: a dict with the columns of its line in runs.csv, and the rows of its log as "train" and "val"."""
-    logs = defaultdict(lambda: {"train": [], "val": []})
+    """[run]: a dict with the columns of its line in runs.csv, and the rows of its log as "train", "val" and "ran": one
+    with the config of what ran, none for older runs.
+    """
+    logs = defaultdict(lambda: {"train": [], "val": [], "ran": []})
     with lzma.open(folder / "logs.jsonl.xz", "rt") as file:
         for row in map(json.loads, file):
             logs[row["run"]][row["kind"]].append(row)
     return [{**line, **logs[line["run"]]} for line in table(folder / "runs.csv")]
+
+
+def apart(runs, ignore=()):
+    """The runs, with another name of the system for those that differ from its first run in more than RATES, length and
+    seed: the name and the difference.
+    """
+    first, found = {}, []
+    for run in runs:
+        config = run["ran"][0]["config"] if run.get("ran") else None
+        other = first.setdefault(run["system"], config) if config else None
+        differ = ran.differences(other, config, {*RATES, "max_steps", "warmup_steps", *ignore}) if other else {}
+        words = ran.in_words(differ)
+        found.append({**run, "system": f"{run['system']} ({words})"} if words else run)
+    return found
 
 
 def speeds(folder):
@@ -168,12 +187,13 @@ def coverage(losses, a, b):
 # --------------------------------------------------------------------------------------------------------------- tables
 
 
-def main_table(each):
+def main_table(each, base="gpt"):
     losses, rest, copied = final(each), others(each), final(each, "repeated")
-    return markdown(["system", "seeds", "final loss", "difference to gpt (95%)",
-                     "not copyable: difference to gpt (95%)", "copyable: loss of each seed"],
-                    [[f"`{name}`", str(len(at)), f"{mean(at.values()):.4f}", gap(losses, name)[0], gap(rest, name)[0],
-                      ", ".join(f"{x:.2f}" for x in copied.get(name, {}).values())] for name, at in losses.items()])
+    return markdown(["system", "seeds", "final loss", f"difference to {base} (95%)",
+                     f"not copyable: difference to {base} (95%)", "copyable: loss of each seed"],
+                    [[f"`{name}`", str(len(at)), f"{mean(at.values()):.4f}", gap(losses, name, base)[0],
+                      gap(rest, name, base)[0], ", ".join(f"{x:.2f}" for x in copied.get(name, {}).values())]
+                     for name, at in losses.items()])
 
 
 def claims(columns):
@@ -197,20 +217,47 @@ def coverages(losses):
 
 
 def best_scales(runs):
-    """groups() of each system, at the scale of its learning rates that is best for seed 0."""
-    scales = {scale: groups(runs, scale=scale) for scale in {run["scale"] for run in runs}}
-    systems = dict.fromkeys(run["system"] for run in runs)
-    at = {name: [each[name] for each in scales.values() if name in each and each[name][0]["seed"] == 0]
-          for name in systems}
-    return {name: min(some, key=lambda each: each[0][criterion(each[0])]) for name, some in at.items() if some}
+    """{system: the scale of its rates with the lowest loss}, at the length and seed at which most scales were tried."""
+    best = {}
+    for name in dict.fromkeys(run["system"] for run in runs):
+        own = [run for run in runs if run["system"] == name and math.isfinite(run["loss"])]
+        tried = Counter((run["steps"], run["seed"]) for run in own)
+        if tried:
+            where = max(tried, key=lambda at: (tried[at], at[0], -at[1]))
+            best[name] = min((run for run in own if (run["steps"], run["seed"]) == where),
+                             key=lambda run: run[criterion(run)])["scale"]
+    return best
+
+
+def ends(runs):
+    """{steps: groups() of the runs of this length, each system at its best scale}, shortest first."""
+    best = best_scales(runs)
+    at = {steps: groups([run for run in runs if run["scale"] == best.get(run["system"])], steps=steps)
+          for steps in sorted({run["steps"] for run in runs})}
+    return {steps: each for steps, each in at.items() if each}
 
 
 def main(argv):
     parser = Parser("compare.py", description=__doc__)
     parser.add_argument("folder", type=Path, help="folder with runs.csv and logs.jsonl.xz")
-    runs = read(parser.parse_args(argv).folder)
-    for steps in sorted({run["steps"] for run in runs}):
-        print(f"\n{steps:,} steps\n\n{main_table(best_scales([run for run in runs if run['steps'] == steps]))}")
+    parser.add_argument("--baseline", metavar="SYSTEM", help="system to compare with (gpt; without it the first)")
+    parser.add_argument("--ignore", nargs="+", default=(), metavar="NAME",
+                        help="differences that make no other system: options, files of code, or code for all files")
+    args = parser.parse_args(argv)
+    runs = apart(read(args.folder), args.ignore)
+    at, systems = ends(runs), list(dict.fromkeys(run["system"] for run in runs))
+    base = args.baseline or ("gpt" if "gpt" in systems else systems[0])
+    if base not in systems:
+        raise UserError(f"no system {base!r} in {args.folder}: choose from {', '.join(systems)}")
+    shown = {run["run"] for each in at.values() for some in each.values() for run in some}
+    for run in runs:
+        if run["run"] not in shown:
+            why = "was not best" if math.isfinite(run["loss"]) else "diverged"
+            print(f"left out: {run['run']} {why} (scale {run['scale']:g})", file=sys.stderr)
+    for steps, each in at.items():
+        print(f"\n{steps:,} steps\n\n{main_table(each, base)}")
+        if base not in each:
+            print(f"\n{base} has no run of this length")
 
 
 if __name__ == "__main__":

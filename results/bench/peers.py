@@ -6,11 +6,11 @@
 A step is eight micro-steps of 32 x 1,024 random tokens, gradient clipping, optimizer and zero_grad, in bf16 autocast.
 All models have the shape of our preset gpt2-124m, tied embeddings and no QK norm. The peers' models come unchanged from
 clones. Each model is compiled and optimized as in its own train.py, with AdamW; gpt+muon uses Muon. Each is a process,
-and --side of them compile at a time. Then, in each of the --rounds, gpt and these take turns on the GPU: one step that is
-not timed, and --steps steps, whose median counts. The table has medians over the rounds ± half the interquartile range;
-x_gpt is relative to gpt in the same rounds. first_step_s counts from the start of a process, and is empty if an earlier
-call compiled the model. MFU counts FLOPs as nanoGPT does. The script ends before --minutes are over, with code 124 if
-work is left. Call it again to go on: it skips what the file --csv has.
+and --side of them compile at a time. Then, in each of the --rounds, gpt and these take turns on the GPU: one step that
+is not timed, and --steps steps, whose median counts. The table has medians over the rounds and, as spread, half the
+interquartile range. x_gpt is relative to gpt in the same rounds. first_step_s counts from the start of the process; it
+is empty if an earlier call compiled the model. MFU counts FLOPs as nanoGPT does. The script ends before --minutes are
+over, with code 124 if work is left. Call it again to go on: it skips what the file --csv has.
 """
 import csv
 import os
@@ -110,9 +110,9 @@ def main(argv):
     args.peers, args.device = {"nanoGPT": args.nanogpt, "factory": args.factory}, find_device()
     args.dtype, args.shape = choose_dtype(args.device, "auto"), presets.find("gpt2-124m") | (TINY if args.tiny else {})
     args.batch = micro, _, B, T = (2, 2, 4, 64) if args.tiny else (8, 2, 32, 1024)            # 2: tokens and targets
-    rows = list(csv.DictReader(open(args.csv))) if os.path.exists(args.csv) else []
-    done, pipes, failed = [row["model"] for row in rows], {}, []
-    waiting = [name for name in args.models if name not in ["gpt", *done] and args.peers.get(name.split("/")[0], True)]
+    Path(args.csv).touch()                                                  # fails now if it cannot be written
+    rows, pipes, failed = {row["model"]: row for row in csv.DictReader(open(args.csv))}, {}, []
+    waiting = [name for name in args.models if name not in {"gpt", *rows} and args.peers.get(name.split("/")[0], True)]
     for code in (code for code, folder in args.peers.items() if not folder):
         print(f"{code} is left out: give the folder of its clone, --{code.lower()} DIR")
     compiled_by, end = began + 48 * args.minutes, began + 60 * args.minutes - 10
@@ -128,20 +128,19 @@ def main(argv):
             if None not in turns[name]:
                 pipes[name].send(args.steps)
                 turns[name].append(hear(pipes[name], end))
-        for name in (name for name in group if name not in done):
-            if None in turns.get(name, [None]) + turns.get("gpt", [None]):
-                failed.append(name)
-                continue
+        failed += [name for name in group if None in turns.get(name, [None]) + turns.get("gpt", [None])]
+        for name in (name for name in group if name not in {*rows, *failed}):
             row, seconds, base = turns[name][-1][0], *([took for _, took in turns[key]] for key in (name, "gpt"))
             for key, work in dict(tokens_per_s=[micro * B * T] * args.rounds, x_gpt=base).items():
-                row[key] = "{:.6g} ± {:.3g}".format(*timing.ratio(seconds, work))
+                row[key], row[f"{key}_spread"] = (f"{x:.6g}" for x in timing.ratio(seconds, work))
             flops = 6 * row["parameters"] + 12 * args.shape["n_layer"] * args.shape["d_model"] * T
             used = flops * micro * B * T / median(seconds) / (peak_flops(args.device) or float("inf"))
-            rows.append(row | {"mfu": f"{used:.1%}", "machine": f"{chip}, torch {torch.__version__}"})
+            rows[name] = row | {"mfu": f"{used:.4f}", "machine": f"{chip}, torch {torch.__version__}"}
         with open(args.csv, "w", newline="") as file:
-            csv.writer(file).writerows([*rows[:1], *(row.values() for row in rows)])
-        pipes = {"gpt": pipes["gpt"]} if None not in turns.get("gpt", [None]) else {}
-    print(markdown(next(iter(rows), []), [map(str, row.values()) for row in rows]))
+            csv.writer(file).writerows([*list(rows.values())[:1], *(row.values() for row in rows.values())])
+        pipes = {"gpt": pipes["gpt"]} if "gpt" not in failed else {}
+    head, *lines = list(csv.reader(open(args.csv))) or [[]]
+    print(markdown(head, lines))
     if left := failed + waiting:
         print(f"not measured, because they or gpt failed or took too long: {', '.join(left)}")
     return 124 if left and time.time() > compiled_by else bool(left)

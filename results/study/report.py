@@ -19,7 +19,7 @@ import torch
 HERE = Path(__file__).resolve().parent
 README = HERE.parents[1] / "README.md"
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
-from compare import best_scales, claims, coverages, difference, final, gap, others, read, speeds, table  # noqa: E402
+from compare import apart, claims, coverages, difference, ends, final, gap, others, read, speeds, table  # noqa: E402
 from publish import fill, markdown  # noqa: E402
 from study import LATER, SYSTEMS  # noqa: E402
 
@@ -30,6 +30,7 @@ from nanodepth import curves, pictures  # noqa: E402
 FRONT = {"gpt --gate elementwise": "gpt-gated", "resformer": "resformer-half"} | {name: name for name in (  # README
     "satformer exoformer nuresformer exoformer_dynamic denseformer muddformer attnres attnres_block "
     "hyperconnections mhc").split()}
+IGNORED = ("code", "torch")                     # that of many days: losses of equal seeds were compared, see the page
 SHOWN = 13                                                              # systems in the picture, none of LATER
 
 
@@ -39,12 +40,6 @@ def parameters(system):
     _, config, _ = train.parse(["--model", *words, "--preset", "study"])
     with torch.device("meta"):
         return sum(p.numel() for p in models.build(words[0], **{**config, "vocab_size": 4096}).parameters())
-
-
-def ends(runs):
-    """{steps: best_scales() of the runs of this length}, shortest first."""
-    return {steps: best_scales([run for run in runs if run["steps"] == steps])
-            for steps in sorted({run["steps"] for run in runs})}
 
 
 def usual(at):
@@ -226,7 +221,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=HERE, help="folder with runs.csv and logs.jsonl.xz (this one)")
     folder = parser.parse_args().results
-    runs, rates = read(folder), folder / "rates.csv"
+    runs, rates = apart(read(folder), IGNORED), folder / "rates.csv"
     at = ends(runs)
     for page, parts in tables(runs, speeds(folder), table(rates) if rates.exists() else []).items():
         if (folder / page).exists():

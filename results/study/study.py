@@ -16,8 +16,8 @@ runs.csv and rows in logs.jsonl.xz (here or in --results), and is kept. With --j
     python results/study/study.py --data notes --results runs/study-mine --systems gpt mine --steps 1000
 
 With --steps 20 --scales 1 --seeds 1 --eval_tokens 4096 --no-compile this is a try of a minute. All other options
-are passed to train.py; if you change them, name another --results. A larger study, for a GPU (29M parameters in the
-blocks, 655M tokens):
+are passed to train.py. Legs that are there must differ from those to come in length, seed and rates alone: if you
+change an option, or code, name another --results. A larger study, for a GPU (29M parameters in the blocks):
 
     python results/study/study.py --data fineweb-edu --results runs/study-30m --preset study-30m --dtype bf16 --seeds 2
 """
@@ -28,12 +28,14 @@ import json
 import lzma
 import math
 import os
+import re
 import shutil
 import signal
 import sys
 import time
 import traceback
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -43,7 +45,7 @@ import torch  # noqa: E402
 
 import models  # noqa: E402
 import train  # noqa: E402
-from nanodepth import runs  # noqa: E402
+from nanodepth import ran, runs  # noqa: E402
 from nanodepth.cli import Parser, UserError, run_script, shell  # noqa: E402
 from nanodepth.data import Data, find_folder  # noqa: E402
 
@@ -72,6 +74,7 @@ SYSTEMS["gpt-9x512"] = ("gpt --d_model 512 --n_head 8 --n_layer 9", GPT)   # the
 LATER = ("attnres_block", "mhar", "depth_attention", "mhc_lite", "nuresformer")
 LONG = ("gpt", "gpt-gated", "resformer", "exoformer_dynamic", "satformer", "muddformer", "attnres", "mhc",
         "resformer-half")
+RATES = "muon_lr", "adamw_lr", "mix_lr"
 COLUMNS = ("run system scale seed steps muon_lr adamw_lr mix_lr loss bpb repeated others share tokens ms data commit "
            "cpu gpu torch").split()
 
@@ -86,6 +89,11 @@ class Results:
     def legs(self):
         """{name: line of runs.csv}."""
         return {line["run"]: line for line in csv.DictReader(self.csv.open())} if self.csv.exists() else {}
+
+    def ran(self):
+        """{leg: the row of its log with the config of what ran}; older legs have none."""
+        rows = map(json.loads, lzma.open(self.logs, "rt")) if self.logs.exists() else ()
+        return {row["run"]: row for row in rows if row["kind"] == "ran"}
 
     def add(self, line, rows):
         """Adds a finished leg, or replaces the one of this name."""
@@ -134,6 +142,43 @@ def claimed(path):
             yield True
 
 
+def flags(**options):
+    return [str(word) for name, x in options.items() for word in (f"--{name}", x)]
+
+
+def recipe(system, rates, args):
+    """The flags of train.py for a leg of this system, but for its length and seed."""
+    model = SYSTEMS.get(system, (system,))[0]
+    return [*RECIPE.format(model).split(), *args.options, *flags(**dict(zip(RATES, rates)))]
+
+
+def rates_of(system, scale, args):
+    """The learning rates of a system at this scale."""
+    own = SYSTEMS.get(system, (system, args.rates))[1]
+    return [rate * scale * factor for rate, factor in zip(own, args.factors)]
+
+
+def check_legs(system, fingerprint, args):
+    """UserError if a leg of this system, finished or begun, differs from one of today in more than length and seed."""
+    known = {name: row["config"] for name, row in args.results.ran().items()}
+    for folder in args.out.glob(f"{system}-x*-seed*-*/"):
+        if (folder / "config.json").exists():
+            known[folder.name] = json.loads((folder / "config.json").read_text())
+    for name, config in known.items():
+        if not (found := re.fullmatch(re.escape(system) + r"-x([\d.]+)-seed(\d+)-(\d+)", name)):
+            continue
+        scale, _, steps = found.groups()
+        options, model_config, _ = train.parse(
+            recipe(system, rates_of(system, float(scale), args), args) + flags(max_steps=steps))
+        now = {"model": options.model, "model_config": asdict(models.config(options.model, **model_config)),
+               "options": vars(options), "data": {"fingerprint": fingerprint}, "versions": {"torch": torch.__version__},
+               "code": ran.code(models.module(options.model))}
+        unknown = {"vocab_size"} | ({"dtype"} if options.dtype == "auto" else set())
+        if differ := ran.differences(config, now, {*unknown, *args.ignore}):
+            raise UserError(f"{name} was trained with other options or code than this study would use now "
+                            f"({ran.in_words(differ)}): name another --results, or what may differ with --ignore")
+
+
 def train_leg(folder, system, seed, scale, rates, steps, before, args):
     """Trains a leg, or the rest of it, and adds it to the results -> exit code. For a process of its own, whose output
     goes to FOLDER.txt. before: the folder of the leg before, or None.
@@ -144,13 +189,10 @@ def train_leg(folder, system, seed, scale, rates, steps, before, args):
         Path(f"{folder}.part").rename(folder)
     options = {"max_steps": steps, "eval_every": 100}
     if (folder / "ckpt.pt").exists():
-        words, options = [], {"resume": folder, **options}
+        words = flags(resume=folder, **options)
     else:
         shutil.rmtree(folder, ignore_errors=True)
-        model = SYSTEMS.get(system, (system,))[0]
-        words = [*RECIPE.format(model).split(), *args.options]
-        options |= dict(zip(("muon_lr", "adamw_lr", "mix_lr"), rates), out=folder, data=args.data, seed=seed)
-    words += [str(word) for name, x in options.items() for word in (f"--{name}", x)]
+        words = recipe(system, rates, args) + flags(out=folder, data=args.data, seed=seed, **options)
     with open(f"{folder}.txt", "a") as f:
         os.dup2(f.fileno(), 1), os.dup2(f.fileno(), 2)
     torch.set_num_threads(1)
@@ -175,14 +217,15 @@ def summary(folder, system, scale):
             "ms": round(times[len(times) // 2]), "data": config["data"]["fingerprint"],
             "commit": (config["git"] or {}).get("commit"), "cpu": config["cpu"], "gpu": config["gpu"],
             "torch": config["versions"]["torch"]}
-    return line, [row for row in rows if row["kind"] == "val" or row["step"] % 10 == 0]
+    ran_row = {"kind": "ran", "step": 0, "config": ran.part(config)}
+    return line, [ran_row, *(row for row in rows if row["kind"] == "val" or row["step"] % 10 == 0)]
 
 
 def trunk(system, scale, seed, most, args):
     """Trains the missing legs of a run up to `most` steps -> the last one's line of runs.csv; None if another process
     does. A leg that diverged is the last.
     """
-    rates = [rate * scale * factor for rate, factor in zip(SYSTEMS.get(system, (system, args.rates))[1], args.factors)]
+    rates = rates_of(system, scale, args)
     name = f"{system}-x{scale:g}-seed{seed}"
     legs = {steps: args.out / f"{name}-{steps}" for steps in args.steps if steps <= most}
     with claimed(args.out / name) as mine:
@@ -241,17 +284,13 @@ def main(argv):
     parser.add_argument("--systems", nargs="+", metavar="SYSTEM",
                         help=f"to train, in this order: {' '.join(MAIN)} (these), {' '.join([*SYSTEMS][len(MAIN):])}, "
                              "or any other model")
+    parser.add_argument("--ignore", nargs="+", default=(), metavar="NAME",
+                        help="what may differ from the legs that are there: options, files of code, or code for all")
     parser.add_argument("--jobs", type=int, default=1, help="runs that train at the same time (%(default)s)")
     args, args.options = parser.parse_known_args(argv)              # further options go to train.py
     args.out = (args.out or (Path("runs/study") if args.results == HERE else args.results / "runs")).resolve()
     args.systems = args.systems or MAIN
-    for system in args.systems:                                     # a mistake in one ends the study now
-        model = SYSTEMS.get(system, (system,))[0]
-        train.parse([*RECIPE.format(model).split(), *args.options])
-        for run in args.out.glob(f"{system}-x*-seed*-*/"):
-            if old := runs.changed(run, [models.module(model.split()[0]).__file__]):
-                parser.error(f"{old[0].name} has changed since {run} began: name another --results")
-    if given := {word.split("=")[0] for word in args.options} & {"--muon_lr", "--adamw_lr", "--mix_lr"}:
+    if given := {word.split("=")[0] for word in args.options} & {f"--{name}" for name in RATES}:
         parser.error(f"{min(given)}: this script sets the learning rates; for a model of your own, give --rates")
     args.steps = sorted(set(args.steps))
     if args.jobs < 1:
@@ -260,6 +299,9 @@ def main(argv):
     fingerprint = Data(find_folder(args.data)).fingerprint
     if others := {leg["data"] for leg in args.results.legs().values()} - {fingerprint}:
         parser.error(f"{args.results.csv} has runs on other data ({', '.join(others)}): name another --results")
+    for system in args.systems:                                     # a mistake in one ends the study now
+        train.parse(recipe(system, rates_of(system, 1, args), args))
+        check_legs(system, fingerprint, args)
     tune = max(steps for steps in args.steps if steps <= max(1000, min(args.steps)))
     short = [steps for steps in args.steps if steps < 4000] or args.steps
     first, later = args.systems, ()

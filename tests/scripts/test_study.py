@@ -1,7 +1,9 @@
 """results/: statistics and tables of studies by hand, and what the queue runs."""
 import json
 import math
+import re
 import runpy
+import shutil
 import statistics
 import subprocess
 import sys
@@ -134,13 +136,19 @@ def test_jobs_are_forked(data, tmp_path):
     found = {run["run"]: run for run in compare.read(tmp_path)}
     assert set(found) == {f"{name}-x1-seed0-{steps}" for name in names for steps in (5, 10)}
     assert all(run["val"][-1]["step"] == run["steps"] and math.isfinite(run["others"]) for run in found.values())
-    failed = study("--systems", "gpt", "--steps", "20", "--seq_len", "100000")
+    failed = study("--systems", "gpt", "--steps", "20", "--seq_len", "100000", "--results", tmp_path / "new")
     assert failed.returncode == 2 and "add --max_len 100000" in failed.stderr.splitlines()[-1]
     refused = study("--systems", "gpt", "--mix_lr", "0.01")
     assert refused.returncode == 2 and "--mix_lr: this script sets the learning rates" in refused.stderr
-    (tmp_path / "runs" / "gpt-x1-seed0-5" / "source" / "gpt.py").write_text("another idea")
-    refused = study("--systems", "gpt", "--steps", "5", "10")
-    assert refused.returncode == 2 and "gpt.py has changed since" in refused.stderr
+    for where in ("folder and results", "results"):                         # then the folders are gone
+        for words, said in ((("--d_ff", "32"), "d_ff 64, 32"), (("--seq_len", "32"), "seq_len 16, 32"),
+                            (("--factors", "2", "1", "1"), "muon_lr 0.007, 0.014"),
+                            (("--optimizer", "adamw"), "optimizer muon, adamw")):
+            refused = study("--systems", "gpt", "--steps", "5", "10", "20", *words)
+            assert re.search(rf"gpt-x1-seed0-\d+ was trained with .*\({said}", refused.stderr), refused.stderr
+            assert refused.returncode == 2
+        shutil.rmtree(tmp_path / "runs", ignore_errors=True)
+    assert study("--systems", "gpt", "--steps", "5", "10", "--d_ff", "32", "--ignore", "d_ff").returncode == 0
 
 
 def test_the_page_of_a_study(tmp_path, monkeypatch):
@@ -218,3 +226,36 @@ def test_tokens_that_a_baseline_needs():
     assert needed_by(ends, 3.25) == pytest.approx(1e6 * 2 ** 0.75)       # the first of three answers
     assert needed_by(ends, 2.75) == pytest.approx(4e6 * 2 ** 0.75)
     assert needed_by(ends, 2.4) is None
+
+
+def test_no_run_is_left_out_in_silence(tmp_path, capsys):
+    """A seed that diverged; no seed 0; another best scale at a shorter length; no gpt; a system of two kinds."""
+    results = runpy.run_path(str(RESULTS / "study" / "study.py"))["Results"](tmp_path)
+
+    def add(system, scale, seed, steps, loss, d_ff=64):
+        config = {"model": "gpt", "model_config": {"d_ff": d_ff}, "options": {"muon_lr": scale, "max_steps": steps},
+                  "versions": {"torch": "2"}, "data": {"fingerprint": "f"}}
+        line = dict.fromkeys([*compare.TEXTS, "repeated"]) | {
+            "run": f"{system}-x{scale}-seed{seed}-{steps}", "system": system, "scale": scale, "seed": seed,
+            "steps": steps, "loss": loss, "others": loss, "share": 0.1, "tokens": steps, "bpb": 1, "ms": 1,
+            "muon_lr": scale, "adamw_lr": 1, "mix_lr": 1}
+        results.add(line, [{"kind": "ran", "step": 0, "config": config}])
+
+    for scale, short, long in ((1, 5.0, 4.5), (0.5, 5.1, 4.4)):             # the longer runs chose 0.5
+        add("mine", scale, 1, 500, short), add("mine", scale, 1, 1000, long)
+    for seed in (2, 3):
+        add("mine", 0.5, seed, 500, 5.0 + seed / 10), add("mine", 0.5, seed, 1000, 4.4 + seed / 10)
+    for seed, loss, d_ff in ((1, 4.8, 64), (2, 4.9, 64), (3, math.inf, 64), (4, 4.2, 128)):
+        add("other", 1, seed, 1000, loss, d_ff)
+    compare.main([str(tmp_path)])
+    out, said = capsys.readouterr()
+    short, long = out.split("1,000 steps\n")
+    assert "difference to mine (95%)" in long and f"| `mine` | 3 | {(5.1 + 5.2 + 5.3) / 3:.4f} |" in short
+    assert "| `mine` | 3 |" in long and "| `other` | 2 | 4.8500 |" in long
+    assert "| `other (d_ff 64, 128)` | 1 | 4.2000 |" in long
+    assert said.splitlines() == ["left out: mine-x1-seed1-500 was not best (scale 1)",
+                                 "left out: mine-x1-seed1-1000 was not best (scale 1)",
+                                 "left out: other-x1-seed3-1000 diverged (scale 1)"]
+    compare.main([str(tmp_path), "--ignore", "d_ff", "--baseline", "other"])
+    out = capsys.readouterr().out
+    assert "difference to other (95%)" in out and "| `other` | 3 |" in out and "other has no run of this length" in out
