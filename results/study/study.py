@@ -173,7 +173,9 @@ def check_legs(system, fingerprint, args):
         now = {"model": options.model, "model_config": asdict(models.config(options.model, **model_config)),
                "options": vars(options), "data": {"fingerprint": fingerprint}, "versions": {"torch": torch.__version__},
                "code": ran.code(models.module(options.model))}
-        unknown = {"vocab_size"} | ({"dtype"} if options.dtype == "auto" else set())
+        unknown = {"vocab_size", "max_steps"} | ({"dtype"} if options.dtype == "auto" else set())
+        if config["options"].get("warmup_steps") in args.steps:             # cut to the length of a leg
+            unknown.add("warmup_steps")
         if differ := ran.differences(config, now, {*unknown, *args.ignore}):
             raise UserError(f"{name} was trained with other options or code than this study would use now "
                             f"({ran.in_words(differ)}): name another --results, or what may differ with --ignore")
