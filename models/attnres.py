@@ -196,12 +196,12 @@ class Model(nn.Module):
     def init_weights(self):
         """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
-            module = f".{name}".split(".")[-2]                                     # "wq" of "blocks.0.attn.wq.weight"
+            module = name.split(".")[-2] if name.endswith(".weight") else ""       # "wq" of "blocks.0.attn.wq.weight"
             if name == "depth_attention.query":
                 p.zero_()
             elif module.endswith("norm"):
                 p.fill_(1.0)
-            elif module in ("wo", "w_down", "head") and self.config.zero_init:
+            elif name.endswith(".bias") or module in ("wo", "w_down", "head") and self.config.zero_init:
                 p.zero_()
             elif module in ("embed", "wq", "wk", "wv", "wo", "gate", "w_gate", "w_up", "w_down", "head"):
                 nn.init.trunc_normal_(p, std=0.02, a=-0.06, b=0.06)

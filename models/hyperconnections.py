@@ -220,16 +220,16 @@ class Model(nn.Module):
     def init_weights(self):
         """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
-            module, last = f".{name}".split(".")[-2:]
-            if last == "static":                # sublayer k reads stream k mod n and writes to all; all are kept
-                k = 2 * int(name.split(".")[1]) + (module == "mlp_connection")
+            module = name.split(".")[-2] if name.endswith(".weight") else ""       # "wq" of "blocks.0.attn.wq.weight"
+            if name.endswith(".static"):        # sublayer k reads stream k mod n and writes to all; all are kept
+                k = 2 * int(name.split(".")[1]) + ("mlp_connection" in name)
                 p[:, 0], p[:, 1], p[:, 2:] = 0.0, 1.0, torch.eye(len(p))
                 p[k % len(p), 0] = 1.0
-            elif last in ("W", "scale"):
-                p.fill_(0.0 if last == "W" else 0.01)
+            elif name.endswith(("connection.W", "connection.scale")):
+                p.fill_(0.0 if name.endswith(".W") else 0.01)
             elif module.endswith("norm"):
                 p.fill_(1.0)
-            elif module in ("wo", "w_down", "head") and self.config.zero_init:
+            elif name.endswith(".bias") or module in ("wo", "w_down", "head") and self.config.zero_init:
                 p.zero_()
             elif module in ("embed", "wq", "wk", "wv", "wo", "gate", "w_gate", "w_up", "w_down", "head"):
                 nn.init.trunc_normal_(p, std=0.02, a=-0.06, b=0.06)

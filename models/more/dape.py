@@ -230,15 +230,15 @@ class Model(nn.Module):
     def init_weights(self):
         """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
-            module = f".{name}".split(".")[-2]                                     # "wq" of "blocks.0.attn.wq.weight"
-            if module.startswith("conv"):
+            module = name.split(".")[-2] if name.endswith(".weight") else ""       # "wq" of "blocks.0.attn.wq.weight"
+            if ".conv" in name:
                 bound = self.get_submodule(name.rpartition(".")[0]).weight[0].numel() ** -0.5
                 p.uniform_(-bound, bound)                                           # torch's own for convolutions
-            elif module == "score_bias":
+            elif name.endswith(("score_bias.p", "score_bias.a")):
                 p.uniform_(0.0, 2.0 if name.endswith(".p") else 1.0)                # p and a of kerple
             elif module.endswith("norm"):
                 p.fill_(1.0)
-            elif module in ("wo", "w_down", "head") and self.config.zero_init:
+            elif name.endswith(".bias") or module in ("wo", "w_down", "head") and self.config.zero_init:
                 p.zero_()
             elif module in ("embed", "wq", "wk", "wv", "wo", "gate", "w_gate", "w_up", "w_down", "head"):
                 nn.init.trunc_normal_(p, std=0.02, a=-0.06, b=0.06)

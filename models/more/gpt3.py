@@ -144,8 +144,8 @@ class Model(nn.Module):
     def init_weights(self):
         """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
-            module, kind = f".{name}".split(".")[-2:]
-            if kind == "bias":
+            module = name.split(".")[-2] if name.endswith(".weight") else ""       # "wq" of "blocks.0.attn.wq.weight"
+            if name.endswith(".bias"):
                 p.zero_()
             elif module.endswith("norm"):
                 p.fill_(1.0)

@@ -222,16 +222,16 @@ class Model(nn.Module):
     def init_weights(self):
         """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
-            module, last = f".{name}".split(".")[-2:]
-            if last == "bias":                  # sublayer k reads most of stream k mod n
-                k, n = 2 * int(name.split(".")[1]) + (module == "mlp_connection"), self.config.n_streams
+            module = name.split(".")[-2] if name.endswith(".weight") else ""       # "wq" of "blocks.0.attn.wq.weight"
+            if name.endswith("connection.bias"):    # sublayer k reads most of stream k mod n
+                k, n = 2 * int(name.split(".")[1]) + ("mlp_connection" in name), self.config.n_streams
                 p[:n], p[n:2 * n], p[2 * n:] = -1.0, 0.0, -8.0
                 p[k % n], p[2 * n] = 1.0, 0.0
-            elif last in ("phi", "alpha"):
-                p.fill_(0.0 if last == "phi" else 0.01)
+            elif name.endswith(("connection.phi", "connection.alpha")):
+                p.fill_(0.0 if name.endswith(".phi") else 0.01)
             elif module.endswith("norm"):
                 p.fill_(1.0)
-            elif module in ("wo", "w_down", "head") and self.config.zero_init:
+            elif name.endswith(".bias") or module in ("wo", "w_down", "head") and self.config.zero_init:
                 p.zero_()
             elif module in ("embed", "wq", "wk", "wv", "wo", "gate", "w_gate", "w_up", "w_down", "head"):
                 nn.init.trunc_normal_(p, std=0.02, a=-0.06, b=0.06)

@@ -176,10 +176,10 @@ class Model(nn.Module):
         """Initialises every parameter by the name of its module; an unknown name is an error."""
         c = self.config
         for name, p in self.named_parameters():
-            module, kind = f".{name}".split(".")[-2:]
-            if kind == "bias" or module == "w2":
+            module = name.split(".")[-2] if name.endswith(".weight") else ""       # "wq" of "blocks.0.attn.wq.weight"
+            if name.endswith(".bias") or module == "w2":
                 p.zero_()
-            elif kind == "a":
+            elif name.endswith(".a"):
                 p.zero_()
                 p[:, -1] = 1.0                                                      # X^c = X_i
             elif module == "w1":

@@ -264,19 +264,17 @@ class Model(nn.Module):
     def init_weights(self):
         """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
-            module, last = f".{name}".split(".")[-2:]
-            if last == "A_log":
+            module = name.split(".")[-2] if name.endswith(".weight") else ""       # "wq" of "blocks.0.attn.wq.weight"
+            if name.endswith(".A_log"):
                 p.copy_(torch.arange(1, p.size(1) + 1).log().expand_as(p))
-            elif last == "dt_bias":
+            elif name.endswith(".dt_bias"):
                 dt = torch.empty_like(p).uniform_(math.log(1e-3), math.log(1e-1)).exp()
                 p.copy_(dt + torch.log(-torch.expm1(-dt)))                          # softplus(p) = dt
-            elif last == "bias":
-                p.zero_()                                                           # the convolution's
             elif module in ("conv", "w_dt"):
                 p.uniform_(-p[0].numel() ** -0.5, p[0].numel() ** -0.5)
-            elif module.endswith("norm") or last == "skip":
+            elif module.endswith("norm") or name.endswith(".skip"):
                 p.fill_(1.0)
-            elif module in ("wo", "w_down", "head") and self.config.zero_init:
+            elif name.endswith(".bias") or module in ("wo", "w_down", "head") and self.config.zero_init:
                 p.zero_()
             elif module in ("embed", "wq", "wk", "wv", "wo", "gate", "w_gate", "w_up", "w_down", "head",
                             "w_u", "w_z", "w_rank", "w_write", "w_read"):

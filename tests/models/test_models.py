@@ -346,11 +346,34 @@ def test_the_final_norm_is_one_at_the_start(name):
 
 
 @every_model
-@pytest.mark.parametrize("where", ["at the top", "in a block"])
+def test_biases_start_at_zero(name):
+    """Those of an nn.LayerNorm in place of our norm, or of an nn.Linear. Weights of norms stay 1."""
+    model = build(name, {}, randomise=False)
+    if not settings.belongs(name):
+        pytest.skip("your own model may start from other values")
+    before, added = {key: p.clone() for key, p in model.named_parameters() if key.endswith("norm.weight")}, []
+    for key, module in model.named_modules():
+        if key.endswith("norm") or isinstance(module, torch.nn.Linear):
+            if getattr(module, "bias", None) is None and isinstance(getattr(module, "weight", None), torch.Tensor):
+                module.bias = torch.nn.Parameter(torch.full(module.weight.shape[:1], torch.nan))
+                added.append(f"{key}.bias")
+    model.init_weights()
+    assert [key for key in added if model.get_parameter(key).any()] == []
+    assert added and all(torch.equal(model.get_parameter(key), p) for key, p in before.items())
+
+
+@every_model
+@pytest.mark.parametrize("where", ["at the top", "in a block", "in a norm", "in a matrix"])
 def test_an_unknown_parameter_is_an_error_of_init_weights(name, where):
+    """Also a number of a norm or matrix that is neither its weight nor its bias: it need not start like these."""
     model = build(name, {}, randomise=False)
     settings.need(name, model, "init_weights", "blocks")
-    (model if where == "at the top" else model.blocks[-1]).surprise = torch.nn.Parameter(torch.zeros(3))
+    parts = {"at the top": [model], "in a block": [model.blocks[-1]],
+             "in a norm": [m for key, m in model.named_modules() if key.endswith("norm") and hasattr(m, "weight")],
+             "in a matrix": [m for m in model.blocks.modules() if isinstance(m, torch.nn.Linear)]}
+    if not parts[where]:
+        pytest.skip(f"{name} has none")
+    parts[where][0].surprise = torch.nn.Parameter(torch.zeros(3))
     try:
         model.init_weights()
         assert not settings.belongs(name)                              # an own file may set the rest by a rule
