@@ -8,14 +8,18 @@ forward, as gpt.py shows. It may also have
 and lines in its docstring: `Changed from gpt.py: ...`, `Equal to gpt.py when: ...` (or another file), and `Other
 default than gpt.py's: ...`. A model's costs, neutral setting and measurements are in probes/NAME.py.
 """
+import itertools
 import math
 import re
 import traceback
 import typing
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict, fields
 from importlib import import_module
 from pathlib import Path
+
+import torch
+from torch.utils._pytree import tree_leaves
 
 HERE = Path(__file__).parent
 
@@ -123,8 +127,29 @@ def config(name, **values):
 
 
 def build(name, **values):
-    """Model `name` with the given fields of Config, initialised. UserError as in config()."""
-    return module(name).Model(config(name, **values))
+    """Model `name` with the given fields of Config, initialised. UserError as in config() and check_kept()."""
+    chosen = config(name, **values)
+    before, model = asdict(chosen), module(name).Model(chosen)
+    check_kept(name, before, model)
+    return model
+
+
+def check_kept(name, before, model):
+    """UserError if a saved run would not give this model again: another Config than `before`, or tensors that no module
+    knows of (in a list, say), which no optimizer trains either.
+    """
+    again = asdict(config(name, **asdict(model.config)))
+    if key := next((key for key in before if again[key] != before[key]), None):
+        raise UserError(f"{path(name)}: Config.{key} is {before[key]!r} now, but {again[key]!r} when the run is "
+                        "loaded: keep it as it is, and compute other values from it")
+    known = {id(p) for p in model.parameters()}
+    for part in model.modules():
+        for key, held in vars(part).items():
+            parts = [x.parameters() if isinstance(x, torch.nn.Module) else [x] for x in tree_leaves(held)]
+            tensors = [x for x in itertools.chain(*parts) if isinstance(x, torch.Tensor)]
+            if any(x.requires_grad and x.is_leaf and id(x) not in known for x in tensors):
+                raise UserError(f"{path(name)}: {type(part).__name__}.{key} holds tensors or modules that nothing "
+                                "trains or saves: use nn.Parameter, nn.ParameterList or nn.ModuleList")
 
 
 def cache_class(name):
