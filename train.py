@@ -9,6 +9,7 @@
 """
 import math
 import os
+import random
 import signal
 import sys
 import time
@@ -21,6 +22,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")     # before torch: spinning threads stall on a busy machine
 
 import nanodepth  # noqa: F401                          # before torch: keeps the text of this file, as it runs now
+import numpy as np
 import torch
 
 import models
@@ -195,6 +197,13 @@ def data_folder(options, ranks):
     return folder
 
 
+def seed_generators(seed):
+    """Seeds every generator that a model's file may draw from."""
+    random.seed(seed)
+    np.random.seed(seed % 2 ** 32)
+    torch.manual_seed(seed)
+
+
 def build_model(options, config, flags, data, device):
     """The model for training, with at least the data's vocabulary, and initial weights or those of --init_from."""
     if "vocab_size" in flags and config["vocab_size"] < data.vocab_size:
@@ -202,7 +211,7 @@ def build_model(options, config, flags, data, device):
     config["vocab_size"] = max(config.get("vocab_size", 0), data.vocab_size)
     if not (options.resume or options.init_from):           # a GPU multiplies rows of whole 128 bytes faster
         config["vocab_size"] = 64 * math.ceil(config["vocab_size"] / 64)
-    torch.manual_seed(options.seed)
+    seed_generators(options.seed)
     model = models.build(options.model, **config)
     if options.seq_len > model.config.max_len:
         raise UserError(f"--seq_len {options.seq_len} is longer than the model's max_len: "
@@ -233,6 +242,8 @@ def main(argv):
 
     data = Data(data_folder(options, ranks))
     model = build_model(options, config, flags, data, ranks.device)
+    if ranks.rank:                                          # the same weights, but dropout of its own
+        seed_generators(options.seed + ranks.rank)
     batches = Batches(data, options, ranks, model)
     with user_errors(f"models/{options.model}.py: "):
         optimizers = muon.optimizers(
@@ -358,6 +369,7 @@ def train(run, options, model, optimizers, batches, ranks, flops, signals):
                     group["momentum"] = muon.momentum_at(step, options.max_steps)
             optimizer.step()
             optimizer.zero_grad(set_to_none=not ranks.parallel)                     # several ranks: kept for DDP
+        ranks.share_buffers(model)
 
         seconds, lr = time.perf_counter() - since, optimizers[0].param_groups[0]["lr"]
         speed, n_done = options.batch_tokens / seconds, step + 1 - run.start

@@ -252,8 +252,11 @@ def test_every_parameter_gets_a_gradient_after_two_steps_and_has_moved_after_fiv
         assert p.grad is not None and p.grad.abs().max() > 0, f"models/{name}.py: {key} gets no gradient"
     # zeros in front of zeros take a step each to wake up
     model = build(name, options, randomise=False)
-    before = copy.deepcopy(dict(model.named_parameters()))
+    before = copy.deepcopy(dict((*model.named_parameters(), *model.named_buffers())))
     train_steps(model, 6, "muon")
+    for key in dict(model.named_buffers()).keys() - model.state_dict().keys():
+        assert torch.equal(model.get_buffer(key), before[key]), (
+            f"models/{name}.py: training changes {key}, and no checkpoint has it: drop persistent=False")
     for key, p in model.named_parameters():
         assert not torch.equal(p, before[key]) or not p.requires_grad, key
 

@@ -3,6 +3,7 @@
 In a copy of the repository. The file has Config and Model and nothing else: no settings, probes, neutral or costs.
 """
 import importlib
+import json
 import os
 import re
 import shutil
@@ -17,10 +18,11 @@ import models
 import train
 from forked import within
 from nanodepth import runs
-from small import ROOT, flags
+from small import ROOT, flags, losses
 
 TINY = dict(n_layer=2, d_model=32, n_head=2, d_ff=64, max_len=64, seq_len=16, batch_tokens=128, micro_batch=4,
             max_steps=5, eval_tokens=200, device="cpu", dtype="fp32", data="tiny")
+READY = "        self.init_weights()\n"                                           # the last line of Model.__init__
 
 
 def text(name):
@@ -37,8 +39,7 @@ def replaced(source, *pairs):
 def with_a_parameter():
     """gpt.py with a bias on the embedding, a parameter of Model itself. The docstring does not mention it."""
     return replaced(text("gpt"),
-                    ("        self.init_weights()\n",
-                     "        self.shift = nn.Parameter(torch.empty(c.d_model))\n        self.init_weights()\n"),
+                    (READY, f"        self.shift = nn.Parameter(torch.empty(c.d_model))\n{READY}"),
                     ('            if module.endswith("norm"):\n                p.fill_(1.0)\n',
                      '            if name == "shift":\n                p.zero_()\n'
                      '            elif module.endswith("norm"):\n                p.fill_(1.0)\n'),
@@ -94,7 +95,13 @@ def own(tmp_path, monkeypatch, data, capsys):
     ("class Config:", "class Config", "expected ':' (mine.py, line LINE)"),
     ("import math\n", "import nopackage\n", "ModuleNotFoundError: No module named 'nopackage' (line LINE)"),
     ("self.blocks", "self.layers", "Model has no module blocks: name what"),
-    ("    zero_init: bool", "    seed: int = 0\n    zero_init: bool", "Config.seed is an option of train.py too")])
+    ("    zero_init: bool", "    seed: int = 0\n    zero_init: bool", "Config.seed is an option of train.py too"),
+    ("        if self.d_model %", "        self.d_ff *= 2\n        if self.d_model %",
+     "Config.d_ff is 128 now, but 256 when the run is loaded: keep it"),
+    (READY, f"        c.d_ff += 64\n{READY}", "Config.d_ff is 64 now, but 128 when the run is loaded"),
+    (READY, f"        self.wide = {{0: [nn.Parameter(torch.ones(3))]}}\n{READY}",
+     "Model.wide holds tensors or modules that nothing trains or saves: use nn.Parameter"),
+    ("MLP(c.d_model, c.d_ff)", "(MLP(c.d_model, c.d_ff),)", "Block.mlp holds tensors or modules that nothing trains")])
 def test_a_mistake_of_the_file_is_a_line(old, new, said, own):
     gpt = text("gpt")
     code, line = own(replaced(gpt, (old, new)))
@@ -104,7 +111,7 @@ def test_a_mistake_of_the_file_is_a_line(old, new, said, own):
 
 def test_a_bug_of_the_file_keeps_its_traceback(own):
     with pytest.raises(ValueError, match="too many values to unpack"):
-        own(replaced(text("gpt"), ("        self.init_weights()\n", "        a, b = 1, 2, 3\n")))
+        own(replaced(text("gpt"), (READY, "        a, b = 1, 2, 3\n")))
 
 
 def test_options_may_be_negative_and_none(own, tmp_path):
@@ -114,6 +121,41 @@ def test_options_may_be_negative_and_none(own, tmp_path):
     assert own(source, "--out", str(tmp_path / "a"), "--bias", "-1.5", "--tau", "0.5") == (0, "")
     config = runs.load(tmp_path / "a")[0].config
     assert (config.bias, config.tau) == (-1.5, 0.5)
+
+
+def test_every_generator_is_seeded(own, tmp_path):
+    source = replaced(text("gpt"), ("import math\n", "import math\nimport random\n\nimport numpy as np\n"), (
+        "nn.init.trunc_normal_(p, std=0.02, a=-0.06, b=0.06)",
+        "p.copy_(torch.from_numpy(np.random.randn(*p.shape)) * random.uniform(0.01, 0.03))"))
+    for name in "ab":
+        assert own(source, "--out", str(tmp_path / name)) == (0, "")
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+
+
+NOTES = """        with open(f"of rank {os.environ['RANK']}", "a") as file:
+            mask = F.dropout(torch.ones(64)).tolist()
+            print([self.training, mask, self.seen.tolist(), self.embed.weight.sum().item()], file=file)
+        self.seen += idx.sum() if self.training else 0
+"""
+
+
+def test_two_ranks_have_dropout_of_their_own_and_one_buffer(copy):
+    """From the first step, on the same initial weights; the buffer of every validation is the one that is saved."""
+    (copy / "models" / "mine.py").write_text(replaced(
+        text("gpt"), ("import math\n", "import math\nimport os\n"),
+        (READY, f"{READY}        self.register_buffer('seen', torch.zeros(1))\n"),
+        ("        rope = self.rope(idx", f"{NOTES}        rope = self.rope(idx")))
+    run(copy, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "train.py", "--model", "mine",
+        *flags(**TINY), "--eval_every", "2", "--out", "runs/a")
+    notes = [[json.loads(line.lower()) for line in (copy / f"of rank {rank}").read_text().splitlines()]
+             for rank in (0, 1)]
+    (masks, sums), (others, other_sums) = [zip(*[(mask, total) for training, mask, _, total in rows if training])
+                                           for rows in notes]
+    assert len(masks) == len(others) == 5 and sums[0] == other_sums[0]
+    assert all(a != b for a, b in zip(masks, others))
+    a, b = [{tuple(seen) for training, _, seen, _ in rows if not training} for rows in notes]
+    assert a == b and len(a) == 4
+    assert max(a) == tuple(runs.read_checkpoint(copy / "runs" / "a")["model"]["seen"].tolist())
 
 
 SCRATCH = """
@@ -195,8 +237,7 @@ def test_copies_of_every_model(copy):
     assert int(re.search(r"(\d+) passed", printed)[1]) >= 20 * len(names), printed
 
 
-WIDE = ("        self.init_weights()\n",
-        "        self.wide = [nn.Parameter(torch.ones(c.d_model))]\n        self.init_weights()\n")
+WIDE = (READY, f"        self.wide = [torch.ones(c.d_model)]\n{READY}")
 CAUSAL, VALUES = "causal_later_tokens_do_not_change_earlier_logits", "every_parameter_and_buffer_gets_a_value"
 MOVES = "every_parameter_gets_a_gradient_after_two_steps_and_has_moved_after_five"
 MISTAKES = {   # name: (changes of gpt.py, or of gpt.py with a parameter; the test of test_models.py; what it says)
@@ -207,6 +248,9 @@ MISTAKES = {   # name: (changes of gpt.py, or of gpt.py with a parameter; the te
               "Model.wide holds tensors or modules that nothing trains or moves: use nn.Parameter"),
     "empty": ([("    p.zero_()\n            elif module", "    pass\n            elif module")], VALUES,
               "shift has no finite initial value: see init_weights"),
+    "unkept": ([(READY, f"        self.register_buffer('n', torch.zeros(()), persistent=False)\n{READY}"),
+                ("        rope = self.rope(idx", "        self.n += 1\n        rope = self.rope(idx")], MOVES,
+               "training changes n, and no checkpoint has it: drop persistent=False"),
     "idle": ([("(self.embed(idx) + self.shift)", "self.embed(idx)")], MOVES, "shift gets no gradient"),
     "costs": ([], "costs_are_the_counted_parameters", None),
     "neutral": ([], "neutral_setting_equals_the_baseline", None)}
@@ -229,7 +273,7 @@ def test_errors_say_what_to_write(copy):
         (copy / "probes" / f"mine_{name}.py").write_text(f"def {claim}\n")
     words = [sys.executable, "-m", "pytest", "-q", "-rs", *tests]
     done = subprocess.run(words, cwd=copy, capture_output=True, text=True)
-    assert done.returncode == 1 and "8 failed" in done.stdout, done.stdout
+    assert done.returncode == 1 and "9 failed" in done.stdout, done.stdout
     line = "Changed from gpt.py: Model.__init__, Model.init_weights, Model.forward"
     assert f"add to the docstring of models/mine_costs.py: {line}" in " ".join(done.stdout.split())
     for name, (*_, said) in MISTAKES.items():
