@@ -4,6 +4,8 @@ import math
 import torch
 import torch.nn.functional as F
 
+from nanodepth.cli import UserError
+
 
 @torch.no_grad()
 def evaluate(model, batches, token_bytes=None, autocast=None, reduce=None):
@@ -16,10 +18,16 @@ def evaluate(model, batches, token_bytes=None, autocast=None, reduce=None):
     device = next(model.parameters()).device
     widths = None if token_bytes is None else torch.as_tensor(token_bytes, device=device)
     sums = torch.zeros(4, dtype=torch.float64, device=device)                   # nats, targets; of text: nats, bytes
-    for idx, targets in batches:
+    for i, (idx, targets) in enumerate(batches):
         idx, targets = idx.to(device), targets.to(device)
         with autocast or torch.autocast(device.type, enabled=False):
             logits, loss = model(idx, targets)
+        if i == 0:
+            plain = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-1)
+            if abs(loss - plain) > 0.001:
+                file = type(model).__module__.replace(".", "/") + ".py"
+                raise UserError(f"{file}: the loss in validation is {loss:.4f}, but its cross-entropy is {plain:.4f}: "
+                                "add penalties only if self.training")
         scored = targets >= 0
         n_bytes = scored if widths is None else widths[targets] * scored        # (B, T)
         bare = scored & (n_bytes == 0)

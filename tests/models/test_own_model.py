@@ -98,6 +98,8 @@ def own(tmp_path, monkeypatch, data, capsys):
     ("    zero_init: bool", "    seed: int = 0\n    zero_init: bool", "Config.seed is an option of train.py too"),
     ("        if self.d_model %", "        self.d_ff *= 2\n        if self.d_model %",
      "Config.d_ff is 128 now, but 256 when the run is loaded: keep it"),
+    ("        if self.training and self.config.z_loss:\n            loss = loss + self.config.z_loss *",
+     "        if True:\n            loss = loss + 1e-3 *", "add penalties only if self.training"),
     (READY, f"        c.d_ff += 64\n{READY}", "Config.d_ff is 64 now, but 128 when the run is loaded"),
     (READY, f"        self.wide = {{0: [nn.Parameter(torch.ones(3))]}}\n{READY}",
      "Model.wide holds tensors or modules that nothing trains or saves: use nn.Parameter"),
