@@ -23,7 +23,8 @@ def evaluate(model, batches, token_bytes=None, autocast=None, reduce=None):
         with autocast or torch.autocast(device.type, enabled=False):
             logits, loss = model(idx, targets)
         if i == 0:
-            plain = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-1)
+            each = [F.cross_entropy(x.float(), y, ignore_index=-1, reduction="sum") for x, y in zip(logits, targets)]
+            plain = sum(each) / (targets >= 0).sum()
             if abs(loss - plain) > 0.001:
                 file = type(model).__module__.replace(".", "/") + ".py"
                 raise UserError(f"{file}: the loss in validation is {loss:.4f}, but its cross-entropy is {plain:.4f}: "
