@@ -18,7 +18,7 @@ import models
 import train
 from forked import within
 from nanodepth import runs
-from small import ROOT, flags, losses
+from small import ROOT, flags, losses, rows
 
 TINY = dict(n_layer=2, d_model=32, n_head=2, d_ff=64, max_len=64, seq_len=16, batch_tokens=128, micro_batch=4,
             max_steps=5, eval_tokens=200, device="cpu", dtype="fp32", data="tiny")
@@ -142,13 +142,15 @@ NOTES = """        with open(f"of rank {os.environ['RANK']}", "a") as file:
 
 
 def test_two_ranks_have_dropout_of_their_own_and_one_buffer(copy):
-    """From the first step, on the same initial weights; the buffer of every validation is the one that is saved."""
+    """From the first step, on the same initial weights; the buffer of every validation is the one that is saved. A run
+    that is resumed goes on with the random state of each rank.
+    """
     (copy / "models" / "mine.py").write_text(replaced(
         text("gpt"), ("import math\n", "import math\nimport os\n"),
         (READY, f"{READY}        self.register_buffer('seen', torch.zeros(1))\n"),
         ("        rope = self.rope(idx", f"{NOTES}        rope = self.rope(idx")))
-    run(copy, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "train.py", "--model", "mine",
-        *flags(**TINY), "--eval_every", "2", "--out", "runs/a")
+    two = "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "train.py"
+    run(copy, *two, "--model", "mine", *flags(**TINY), "--eval_every", "2", "--out", "runs/a")
     notes = [[json.loads(line.lower()) for line in (copy / f"of rank {rank}").read_text().splitlines()]
              for rank in (0, 1)]
     (masks, sums), (others, other_sums) = [zip(*[(mask, total) for training, mask, _, total in rows if training])
@@ -158,6 +160,9 @@ def test_two_ranks_have_dropout_of_their_own_and_one_buffer(copy):
     a, b = [{tuple(seen) for training, _, seen, _ in rows if not training} for rows in notes]
     assert a == b and len(a) == 4
     assert max(a) == tuple(runs.read_checkpoint(copy / "runs" / "a")["model"]["seen"].tolist())
+    run(copy, *two, "--resume", "runs/a/before_decay")
+    whole, resumed = ([row["loss"] for row in rows(copy / "runs" / "a" / folder)] for folder in ("", "before_decay"))
+    assert len(whole) == 5 and resumed == whole
 
 
 SCRATCH = """

@@ -18,6 +18,7 @@ import torch
 
 import data_prep
 import models
+import probes
 import settings
 import train
 from folders import ranks_file
@@ -104,6 +105,15 @@ def test_a_loss_that_is_not_finite_stops_the_run(data, tmp_path, monkeypatch, ca
     last, step = capsys.readouterr().out.splitlines()[-1], runs.read_checkpoint(out)["step"]
     assert re.match(rf"step {step + 1}: loss .*(nan|inf)", last) and f"ckpt.pt is of step {step}" in last
     assert all(math.isfinite(r["loss"]) for r in rows(out)) and len(rows(out)) == step
+
+    def broken(*args, real=probes.stats):
+        if (tmp_path / "c" / "ckpt.pt").exists() and runs.read_checkpoint(tmp_path / "c")["step"] == 3:
+            raise RuntimeError("a bug in stats()")
+        return real(*args)
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="a bug"):        # saved first: nothing is lost
+        patch.setattr(probes, "stats", broken)
+        inside(*flags(**words | {"eval_every": 3, "save_every": 3}, out=tmp_path / "c"))
     found = iter([1.0, math.nan])
     monkeypatch.setattr(scoring, "evaluate", lambda *_: {"loss": next(found), "ppl": 2, "bpb": None, "eval_tokens": 1})
     assert inside(*flags(**words | {"eval_every": 3}, out=tmp_path / "b")) == 3
