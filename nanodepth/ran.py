@@ -71,12 +71,14 @@ def files(module):
         if not ours or file in found or file.name == "__init__.py":
             continue
         found.append(file)
+        names = [base.__module__ for x in vars(module).values() if isinstance(x, type) for base in x.__mro__]
         for node in ast.walk(ast.parse(text(file))):                                        # what it imports
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom):
+            if isinstance(node, ast.Import):
+                names += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
                 start = resolve_name("." * node.level + (node.module or ""), module.__package__)
-                names = [start, *(f"{start}.{alias.name}" for alias in node.names)]
-            left += [sys.modules[name] for name in names if name in sys.modules]
+                names += [start, *(f"{start}.{alias.name}" for alias in node.names)]
+        left += [sys.modules[name] for name in dict.fromkeys(names) if name in sys.modules]
     return found
 
 

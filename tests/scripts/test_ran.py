@@ -43,7 +43,8 @@ def zoo(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("line", [
     "from zoo import base", "from zoo.base import Model as Parent", "import zoo.base", "from . import base",
-    "from .base import Model as Parent", "import torch\nfrom zoo.between import base"])
+    "from .base import Model as Parent", "import torch\nfrom zoo.between import base",
+    "import importlib\n\n\nclass Model(importlib.import_module('zoo.base').Model):\n    pass"])
 def test_what_a_model_file_imports_counts(zoo, line):
     for name, text in (("base", BASE), ("between", "from zoo import base\n"), ("alone", BASE),
                        ("mine", f"{line}\n\n\ndef own():\n    return 1\n")):
