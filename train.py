@@ -4,6 +4,7 @@
     python train.py --model exoformer --preset exo-450m         a paper's run on one GPU
     torchrun --standalone --nproc_per_node 8 train.py --model muddformer --preset mudd-1.4b
     python train.py --resume runs/exoformer-exo-450m            continue after an interruption
+    python train.py --resume auto --out runs/A ...              continue runs/A if it has begun: for requeued jobs
     python train.py --init_from runs/A --data notes             fine-tune: a new run with the weights of runs/A
     python train.py --model satformer --help                    every option, including the model's own
 """
@@ -41,7 +42,7 @@ class Options:                      # the preset changes some of these values: -
     preset: str = "tiny"            # named group of options, see nanodepth/presets.py; flags override it
     data: str = "stdlib"            # folder made by data_prep.py, or its name under data/
     out: str | None = None          # run folder; none: runs/MODEL-PRESET, with a number if that exists
-    resume: str | None = None       # run folder to continue, with the options it has
+    resume: str | None = None       # run folder to continue, with the options it has; auto: --out, if it has begun
     init_from: str | None = None    # run folder (also convert.py's) whose model and weights the new run starts from
     seed: int = 0                   # seed of the initial weights and of the data order
     device: str = "auto"            # auto (cuda, else cpu) or a torch device
@@ -95,12 +96,16 @@ def parse(argv):
     Flags override the resumed or initial run, or else the preset; these override the defaults.
     """
     first = Parser("train.py", add_help=False)
-    for name in ("model", "preset", "resume", "init_from"):
+    for name in ("model", "preset", "resume", "init_from", "out"):
         first.add_argument(f"--{name}")
     asked = first.parse_known_args(argv)[0]
     for name, word in vars(asked).items():
         if word == "":
             raise UserError(f"--{name} is empty: give a name, or leave it out")
+    if asked.resume == "auto":
+        if asked.out is None:
+            raise UserError("--resume auto needs --out: the folder to continue, or to begin")
+        asked.resume = asked.out if (Path(asked.out) / "ckpt.pt").exists() else None
     old, options = {}, {}
     if source := asked.resume or asked.init_from:
         checkpoint = runs.read_checkpoint(run_folder(source))
@@ -121,11 +126,15 @@ def parse(argv):
     add_options(parser, "training", Options, defaults)
     add_options(parser, f"model {model}", config_class, {"vocab_size": "the data's", **defaults})
     flags = vars(parser.parse_args(argv))
+    if flags.get("resume") == "auto":
+        flags["resume"] = asked.resume
+        if asked.resume:
+            del flags["out"]
     for key, value in flags.items() if asked.resume else ():
         if key not in MAY_CHANGE and value != defaults.get(key):
             raise UserError(f"--{key} {value} contradicts the run in {asked.resume}, which has "
                             f"{defaults.get(key)}: leave it out")
-    flags |= {name: run_folder(flags[name]) for name in ("resume", "init_from") if name in flags}
+    flags |= {name: run_folder(flags[name]) for name in ("resume", "init_from") if flags.get(name)}
     chosen, config = pick(Options, {**defaults, **flags}), pick(config_class, {**defaults, **flags})
     if not asked.resume and "warmup_steps" not in flags:                    # the preset's, but at most all steps
         chosen["warmup_steps"] = min(chosen.get(name, getattr(Options, name)) for name in ("warmup_steps", "max_steps"))
@@ -233,10 +242,11 @@ def main(argv):
     if options.wandb:
         import wandb  # noqa: F401  (if it is missing, fail now)
     ranks = Ranks(options.device, options.deterministic)
+    options.dtype = choose_dtype(ranks.device, options.dtype)
+    asked = replace(options)                              # 
     if ranks.device.type == "cpu":
         torch.set_num_threads(options.threads or torch.get_num_threads())
         options.threads = torch.get_num_threads()
-    options.dtype = choose_dtype(ranks.device, options.dtype)
     if options.compile is None:
         options.compile = ranks.device.type == "cuda"
 
@@ -253,7 +263,7 @@ def main(argv):
     if options.resume:
         run = runs.Run.resume(options, flags, model, data, ranks, optimizers)
     else:
-        run = runs.Run.new(options, model, data, ranks)
+        run = runs.Run.new(asked, model, data, ranks)
 
     n_params, n_matrix = (sum(p.numel() for p in some) for some in (model.parameters(), muon.split_params(model)[0]))
     n_tokens, size = options.max_steps * options.batch_tokens, model.config.vocab_size
@@ -265,7 +275,7 @@ def main(argv):
                f"micro-steps x {ranks.world} ranks; {options.max_steps:,} steps = {n_tokens:,} tokens = "
                f"{batches.n_epochs:.2g} epochs")
     say(ranks, f"{ranks.device}{f' ({options.threads} threads)' if options.threads else ''}, {options.dtype}, "
-               f"{'compiled (slow at first)' if options.compile else 'eager'}, torch {torch.__version__}; "
+               f"{'compiled' if options.compile else 'eager'}, torch {torch.__version__}; "
                f"to resume: {shell('train.py', '--resume', run.path)}")
     if options.resume:
         if run.edited:
@@ -274,6 +284,8 @@ def main(argv):
             f"{run.path} is finished: it has all its {options.max_steps} steps")
     elif options.init_from:
         say(ranks, f"starting with the weights of {options.init_from}, and so with its shape")
+    if options.compile:
+        say(ranks, "compiling: the first validation and the first step take longer, up to some minutes")
 
     signals = []                                                            # a second one ends the process at once
 
@@ -298,10 +310,19 @@ def main(argv):
 
 def validate(step, model, batches, options, ranks, signals):
     """A row of the log: scores on the validation split, and stats of the mechanism. None after a signal."""
-    last, since, context = step == options.max_steps, time.perf_counter(), autocast(ranks.device, options.dtype)
+    last, context = step == options.max_steps, autocast(ranks.device, options.dtype)
+    since = said = time.perf_counter()
+
+    def go_on(batch):
+        nonlocal said
+        if (now := time.perf_counter()) - said > 60:
+            said = now
+            say(ranks, f"step {step:5d}/{options.max_steps} | still validating, for {now - since:.0f} s")
+        return not signals
+
     n_tokens = options.final_eval_tokens if last and options.final_eval_tokens else options.eval_tokens
     model.eval()                                                            # no dropout; cross-entropy alone
-    scored = takewhile(lambda _: not signals, batches.val(n_tokens))
+    scored = takewhile(go_on, batches.val(n_tokens))
     row = scoring.evaluate(model, scored, batches.token_bytes, context, ranks.sum)
     if ranks.sum(torch.tensor(float(len(signals)), device=ranks.device)):
         return None
@@ -316,11 +337,18 @@ def validate(step, model, batches, options, ranks, signals):
     return row
 
 
+def check_gradients(model, options):
+    """UserError, after a backward pass, if a parameter took no part in it."""
+    if unused := [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]:
+        raise UserError(f"{models.path(options.model)}: {unused[0]} takes no part in the loss: use it in forward, or "
+                        "delete it")
+
+
 def train(run, options, model, optimizers, batches, ranks, flops, signals):
     """The loop -> (exit code, closing message). Losses are in nats per token, over all ranks."""
     wrapped, context = ranks.wrap(model), autocast(ranks.device, options.dtype)
     peak, before_decay = peak_flops(ranks.device), constant_until(options)
-    spent = 0.0
+    began = said = time.perf_counter()                      # began: when the first step, which compiles, was over
 
     def save(step):
         if step > run.saved:
@@ -356,6 +384,8 @@ def train(run, options, model, optimizers, batches, ranks, flops, signals):
                 micro_loss = wrapped(idx, targets)[1] / batches.n_micro             # with the model's own penalties
             micro_loss.backward()
             loss += micro_loss.detach()
+            if step == run.start and i == 0:
+                check_gradients(model, options)
         grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), options.grad_clip)
         signalled = torch.tensor(float(len(signals)), device=ranks.device)
         loss, grad_norm, signalled = (ranks.sum(torch.stack((loss, grad_norm, signalled))) / ranks.world).tolist()
@@ -371,17 +401,18 @@ def train(run, options, model, optimizers, batches, ranks, flops, signals):
             optimizer.zero_grad(set_to_none=not ranks.parallel)                     # several ranks: kept for DDP
         ranks.share_buffers(model)
 
-        seconds, lr = time.perf_counter() - since, optimizers[0].param_groups[0]["lr"]
-        speed, n_done = options.batch_tokens / seconds, step + 1 - run.start
-        spent += seconds
+        now, lr, n_done = time.perf_counter(), optimizers[0].param_groups[0]["lr"], step + 1 - run.start
+        seconds, began = now - since, now if n_done == 1 else began
+        speed = options.batch_tokens / seconds
         row = {"loss": loss, "lr": lr, "grad_norm": grad_norm, "ms": seconds * 1000, "tok_s": speed}
         row |= {"mfu": speed * flops / (peak * ranks.world)} if peak else {}
         run.log("train", step + 1, **row)
-        if n_done == 10 or (step + 1) % max(1, options.max_steps // 20) == 0:
-            mfu = f" | mfu {row['mfu']:.1%}" if peak else ""
-            left = spent / n_done * (options.max_steps - step - 1)                  # counts steps, not validations
+        if now - said >= min(60, (now - began) / 5) or step + 1 == options.max_steps:       # at first every step
+            said, mfu = now, f" | mfu {row['mfu']:.1%}" if peak else ""
+            left = (now - began) / max(1, n_done - 1) * (options.max_steps - step - 1)      # with validations, saving
             say(ranks, f"step {step + 1:5d}/{options.max_steps} | loss {loss:.4f} | lr {lr:.2e} | tok/s {speed:,.0f}"
-                       f"{mfu} | {timedelta(seconds=int(spent))}, about {timedelta(seconds=int(left))} left")
+                       f"{mfu} | {peak_bytes(ranks.device) / 2 ** 30:.1f} GiB"
+                       + (f" | about {timedelta(seconds=int(left))} left" if n_done > 1 else ""))
         if signalled:
             return stop(step + 1)
     if run.save_failed:

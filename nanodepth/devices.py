@@ -120,6 +120,9 @@ class Ranks:
             torch.utils.deterministic.fill_uninitialized_memory = False
             config.deterministic = True                                     # kernels are not chosen by timing them
         self.rank, self.world, self.parallel = 0, 1, "RANK" in os.environ
+        if not self.parallel and int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+            raise UserError("srun has started several copies of train.py, which know nothing of each other: let srun "
+                            "start one torchrun per node (--ntasks-per-node 1), see docs/many-gpus.md")
         if self.parallel:
             if missing := {"LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} - os.environ.keys():
                 raise UserError(f"RANK is set in the environment but {min(missing)} is not: start train.py with "

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DECIDE = "train.py", "muon.py", "nanodepth/data.py", "nanodepth/devices.py", "nanodepth/scoring.py"
 FREE = {"seed", "preset", "data", "out", "resume", "device", "threads", "compile", "deterministic", "micro_batch",
         "eval_every", "eval_tokens", "final_eval_tokens", "save_every", "wandb"}        # options that change no loss
-GONE = {"sample_every", "tensorboard"}                                                  # neither did these of older runs
+GONE = {"sample_every", "tensorboard"}                  # neither did these of older runs
 texts = {}                                              # {file: its source text when it was imported, in bytes}
 
 

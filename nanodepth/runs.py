@@ -147,7 +147,8 @@ def own_state(optimizer, saved):
         old = dict(zip(new, old.values(), strict=True))
     if old.keys() != new.keys():
         raise ValueError(f"{min(old.keys() ^ new.keys())} is trained by another optimizer, or not at all")
-    state = {i: saved["state"][old[name]] for name, i in new.items() if old[name] in saved["state"]}
+    state = {i: {key: x.clone() if isinstance(x, torch.Tensor) else x for key, x in saved["state"][old[name]].items()}
+             for name, i in new.items() if old[name] in saved["state"]}     # copies: a new checkpoint replaces the file
     return {"state": state, "param_groups": own["param_groups"]}
 
 
@@ -341,8 +342,8 @@ class Run:
                 write_atomically(self.path / "ckpt.pt", lambda f: torch.save(state, f))
         except (OSError, RuntimeError) as e:
             self.save_failed = True
-            return (f"step {step}: the checkpoint could not be written (is the disk full? {one_line(e)}); "
-                    f"{self.newest()}")
+            why = f"is the disk full? {one_line(e)}" if self.path.is_dir() else f"{self.path} was moved or deleted"
+            return f"step {step}: the checkpoint could not be written ({why}); {self.newest()}"
         self.saved, self.save_failed = step, False
 
     def keep_before_decay(self):
@@ -351,6 +352,8 @@ class Run:
         Replaces one of an earlier step, when the run was shorter, unless somebody has continued from there.
         """
         kept = self.path / "before_decay"
+        for left in self.path.glob("before_decay.tmp-*") if self.writes else ():            # of a run that was killed
+            shutil.rmtree(left, ignore_errors=True)
         if not self.writes or self.save_failed or (kept / ".lock").exists():
             return None
         try:
@@ -358,7 +361,10 @@ class Run:
                 for name in OF_A_RUN:
                     if (old := self.path / name).exists():
                         (shutil.copytree if old.is_dir() else shutil.copy)(old, temporary / name)
-                os.link(self.path / "ckpt.pt", temporary / "ckpt.pt")       # the next save leaves this one as it is
+                try:
+                    os.link(self.path / "ckpt.pt", temporary / "ckpt.pt")   # the next save leaves this one as it is
+                except OSError:                                             # some file systems have no hard links
+                    shutil.copy(self.path / "ckpt.pt", temporary / "ckpt.pt")
                 shutil.rmtree(kept, ignore_errors=True)
         except OSError as e:
             return f"{kept} could not be made ({one_line(e)}): this run cannot be made longer"

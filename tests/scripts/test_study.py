@@ -141,7 +141,8 @@ def test_jobs_are_forked(data, tmp_path):
     refused = study("--systems", "gpt", "--mix_lr", "0.01")
     assert refused.returncode == 2 and "--mix_lr: this script sets the learning rates" in refused.stderr
     for words, said in ((("--seq_len", "32"), "seq_len 16, 32"),
-                        (("--factors", "2", "1", "1", "--optimizer", "adamw"), "optimizer muon, adamw, muon_lr 0.007, 0.014"),
+                        (("--factors", "2", "1", "1", "--optimizer", "adamw"),
+                         "optimizer muon, adamw, muon_lr 0.007, 0.014"),
                         (("--d_ff", "32"), "d_ff 64, 32")):
         refused = study("--systems", "gpt", "--steps", "5", "10", "20", *words)
         assert re.search(rf"gpt-x1-seed0-\d+ was trained with .*\({said}", refused.stderr), refused.stderr

@@ -111,7 +111,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(data, tmp_path, monkeypatch, ca
             raise RuntimeError("a bug in stats()")
         return real(*args)
 
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="a bug"):        # saved first: nothing is lost
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="a bug"):        # saved first
         patch.setattr(probes, "stats", broken)
         inside(*flags(**words | {"eval_every": 3, "save_every": 3}, out=tmp_path / "c"))
     found = iter([1.0, math.nan])
@@ -145,15 +145,12 @@ def test_full_disk_keeps_the_old_checkpoint(data, whole, tmp_path, monkeypatch, 
     assert not list((tmp_path / "b").glob("*.tmp"))
 
 
-def test_what_must_not_change_the_losses(data, whole, tmp_path, capsys):
+def test_what_must_not_change_the_losses(data, whole, tmp_path):
     """Evaluation and checkpoint intervals: not a bit. The split into micro-steps: rounding only."""
     assert inside(*flags(**{**SMALL, "eval_every": 7, "save_every": 40, "eval_tokens": 99}, final_eval_tokens=700,
                          data=data, out=tmp_path / "a")) == 0
     assert losses(tmp_path / "a") == losses(whole)
     assert [row["eval_tokens"] for row in rows(tmp_path / "a", "val")] == [99] * 6 + [700]
-    lines = re.findall(r"^step +(\d+)/40 \| loss .* tok/s .*\d:\d\d:\d\d, about \d:\d\d:\d\d left$",
-                       capsys.readouterr().out, re.M)
-    assert lines == [str(step) for step in range(2, 41, 2)]                 # every twentieth of the run
     assert inside(*flags(**{**SMALL, "micro_batch": 2}, data=data, out=tmp_path / "b")) == 0
     split, one = losses(tmp_path / "b"), losses(whole)
     near(split[:5], one[:5], times=64)                                      # later, rounding has grown
@@ -337,3 +334,58 @@ def test_self_report(name, scripts):
     assert " parameters (" in done.stdout or not settings.belongs(name)
     if "neutral setting: logits" in done.stdout:
         assert float(done.stdout.split("at most ")[1]) < 1e-6
+
+
+def test_a_line_at_least_every_minute(data, tmp_path, monkeypatch, capsys):
+    """Every step at first, then about every fifth of the time so far, at most every minute; by a clock of our own."""
+    clock = iter(range(10 ** 9))                                            # a second passes whenever somebody looks
+    monkeypatch.setattr(train, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    words = {**SMALL, "n_layer": 1, "max_steps": 600, "eval_every": 1000, "save_every": 1000}
+    assert inside(*flags(**words, data=data, out=tmp_path / "a")) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "| loss" in line]
+    steps = [int(line.split()[1].split("/")[0]) for line in lines]
+    gaps = [b - a for a, b in zip(steps, steps[1:])]
+    assert steps[:4] == [1, 2, 3, 4] and steps[-1] == 600 and max(gaps) == 30 and sorted(gaps[:-1]) == gaps[:-1]
+    assert re.search(r" GiB \| about 0:\d\d:\d\d left$", lines[5]) and "left" not in lines[0]
+    assert [row["step"] for row in rows(tmp_path / "a")] == list(range(1, 601))                 # the log has them all
+
+
+def test_the_same_command_goes_on(data, tmp_path, monkeypatch, scripts):
+    """--resume auto: begins, goes on, and is finished. The machine where it goes on may be another one."""
+    words = [*flags(**{**SMALL, "max_steps": 12}, data=data, out=tmp_path / "a"), "--resume", "auto"]
+    with monkeypatch.context() as patch:
+        patch.setattr(runs.Run, "log", lambda run, kind, step, log=runs.Run.log, **row: (
+            log(run, kind, step, **row), os.kill(os.getpid(), signal.SIGTERM) if (kind, step) == ("train", 5) else 0))
+        assert inside(*words) == 128 + signal.SIGTERM
+    assert json.loads((tmp_path / "a" / "config.json").read_text())["options"]["threads"] is None
+    assert inside(*words) == 0 and runs.read_checkpoint(tmp_path / "a")["step"] == 12
+    assert inside(*words) == 0
+    for wrong, said in ((["--max_len", "65"], "--max_len 65 contradicts the run"), (["--resume", "auto"], None)):
+        done = scripts.run("train.py", *words, *wrong) if said else scripts.run("train.py", *wrong)
+        assert done.returncode == 2 and (said or "--resume auto needs --out") in done.stderr
+
+
+def test_what_a_cluster_does(data, tmp_path, monkeypatch, capsys):
+    """Copies started by srun; a folder that is moved; no hard links; what a killed copy left; an unused parameter."""
+    words = {**SMALL, "max_steps": 8, "save_every": 2, "data": data}
+    with monkeypatch.context() as patch, pytest.raises(cli.UserError, match="srun has started several copies"):
+        patch.setenv("SLURM_STEP_NUM_TASKS", "4")
+        inside(*flags(**words, out=tmp_path / "a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(runs.Run, "log", lambda run, kind, step, log=runs.Run.log, **row: (
+            log(run, kind, step, **row),
+            shutil.move(run.path, tmp_path / "moved") if (kind, step) == ("train", 3) else 0))
+        assert inside(*flags(**words, out=tmp_path / "a")) == 1
+    assert f"could not be written ({tmp_path / 'a'} was moved or deleted)" in capsys.readouterr().out
+    (tmp_path / "b" / "before_decay.tmp-1-x").mkdir(parents=True)
+    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(1, "Operation not permitted")))
+    run = runs.Run("x", SimpleNamespace(batch_tokens=1), SimpleNamespace(rank=1), {})
+    run.path, run.writes = tmp_path / "b", True
+    (tmp_path / "b" / "ckpt.pt").write_text("a")
+    assert run.keep_before_decay() is None and not (tmp_path / "b" / "before_decay.tmp-1-x").exists()
+    assert (tmp_path / "b" / "before_decay" / "ckpt.pt").read_text() == "a"
+    gpt = models.module("gpt").Model
+    monkeypatch.setattr(gpt, "init_weights", lambda model, init=gpt.init_weights: (
+        init(model), model.register_parameter("idle", torch.nn.Parameter(torch.ones(1)))))
+    with pytest.raises(cli.UserError, match="^models/gpt.py: idle takes no part in the loss"):
+        inside(*flags(**words, out=tmp_path / "c"))
