@@ -243,7 +243,7 @@ def main(argv):
         import wandb  # noqa: F401  (if it is missing, fail now)
     ranks = Ranks(options.device, options.deterministic)
     options.dtype = choose_dtype(ranks.device, options.dtype)
-    asked = replace(options)                              # 
+    asked = replace(options)                                            # the rest is what this machine offers
     if ranks.device.type == "cpu":
         torch.set_num_threads(options.threads or torch.get_num_threads())
         options.threads = torch.get_num_threads()
