@@ -273,8 +273,8 @@ class Run:
 
     @classmethod
     def resume(cls, options, given, model, data, ranks, optimizers):
-        """Continues a run from its checkpoint: loads the model, the optimizers and torch's random state, and cuts the
-        log off there. given: flags of the command line, which config.json then records. If the checkpoint does not fit,
+        """Continues a run from its checkpoint: loads the model, the optimizers and the random state, and cuts the log
+        off there. given: flags of the command line, which config.json then records. If the checkpoint does not fit,
         a UserError, and no file changes.
         """
         path = Path(options.resume)
@@ -304,16 +304,16 @@ class Run:
             config["code"] |= {file: f"{config['code'][file]}, from step {step} {code[file]}" for file in run.edited}
             if config["versions"]["torch"].split()[-1] != torch.__version__:
                 config["versions"]["torch"] += f", from step {step} {torch.__version__}"
+            ran.copy(run.edited if run.writes else (), path / "source" / f"from-step-{step}")
         if run.writes:
-            ran.copy(run.edited, path / "source" / f"from-step-{step}")
             write_text(path / "config.json", json.dumps(config, indent=1))
             rows = log_rows(path / "log.jsonl", step)
             run.evaluated = max((row["step"] for row in rows if row["kind"] == "val"), default=-1)
             write_text(path / "log.jsonl", "".join(map(to_json, rows)))
             run.open_log(options)
-            # now, since a plain --resume after a crash takes the options from the checkpoint
-            if given.keys() != {"resume"} and (failed := run.save(step, model, optimizers)):
-                print(failed, file=sys.stderr)
+        # now, since a plain --resume after a crash takes the options from the checkpoint
+        if given.keys() != {"resume"} and (failed := run.save(step, model, optimizers)):
+            print(failed, file=sys.stderr)
         run.evaluated = ranks.share(run.evaluated)
         return run
 

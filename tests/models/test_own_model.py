@@ -160,7 +160,7 @@ def test_two_ranks_have_dropout_of_their_own_and_one_buffer(copy):
     a, b = [{tuple(seen) for training, _, seen, _ in rows if not training} for rows in notes]
     assert a == b and len(a) == 4
     assert max(a) == tuple(runs.read_checkpoint(copy / "runs" / "a")["model"]["seen"].tolist())
-    run(copy, *two, "--resume", "runs/a/before_decay")
+    run(copy, *two, "--resume", "runs/a/before_decay", "--save_every", "1")
     for rank in (0, 1):                                                     # the last step, once more
         notes = map(json.loads, (copy / f"of rank {rank}").read_text().lower().splitlines())
         *_, whole, resumed = [mask for training, mask, *_ in notes if training]
