@@ -59,7 +59,7 @@ def write_text(path, text):
 @contextmanager
 def folder_atomically(out):
     """A temporary sibling of `out`. If the block succeeds, it becomes `out`, else it is deleted."""
-    temporary = out.with_name(f"{out.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
+    temporary = out.with_name(f"{out.name[:50]}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
     try:
         temporary.mkdir(parents=True)
         yield temporary
