@@ -76,11 +76,6 @@ class Options:                      # the preset changes some of these values: -
         choices = dict(optimizer="muon adamw", schedule="wsd cosine", dtype="auto bf16 fp32")
         most = dict(decay_frac=1, final_lr_frac=1, second_moment=1, warmup_steps=10 ** 9, weight_decay=10 ** 9,
                     seed=2 ** 63 - 1, threads=2 ** 31 - 1)                  # these may be 0, other numbers may not
-        if self.warmup_steps > self.max_steps:
-            raise UserError(f"--max_steps {self.max_steps} is shorter than the warm-up, --warmup_steps "
-                            f"{self.warmup_steps}")
-        if (self.out or "").startswith("-"):
-            raise UserError(f"--out {self.out}: the name of a run folder cannot begin with -")
         for name, value in vars(self).items():
             if name in choices and value not in choices[name].split():
                 raise UserError(f"--{name} must be one of {choices[name]}, not {value!r}")
@@ -89,6 +84,11 @@ class Options:                      # the preset changes some of these values: -
             own = value == getattr(Options, name)                           # of an option of your own it may be 0
             if name not in most and type(value) in (int, float) and not (own or 0 < value < math.inf):
                 raise UserError(f"--{name} must be positive, not {value}")
+        if self.warmup_steps > self.max_steps:
+            raise UserError(f"--max_steps {self.max_steps} is shorter than the warm-up, --warmup_steps "
+                            f"{self.warmup_steps}")
+        if (self.out or "").startswith("-"):
+            raise UserError(f"--out {self.out}: the name of a run folder cannot begin with -")
 
 
 # ---------------------------------------------------------------------------------------------------- the command line
