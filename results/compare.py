@@ -137,25 +137,27 @@ def noise(losses):
     return (math.sqrt(rest @ rest / left) if left else None), left
 
 
-def contrast(losses, a, b):
-    """The weight of each run in the difference a - b; None if no seeds connect the two systems."""
-    if a not in losses or b not in losses:
+def contrast(losses, plus, minus):
+    """The weight of each run in the sum of some systems minus that of as many others; None if no seeds connect them."""
+    if not {*plus, *minus} <= losses.keys():
         return None
     X, _ = design(losses)
     wanted = np.zeros(X.shape[1])
-    wanted[list(losses).index(a)] += 1
-    wanted[list(losses).index(b)] -= 1
+    for sign, names in ((1, plus), (-1, minus)):
+        for name in names:
+            wanted[list(losses).index(name)] += sign
     weights = wanted @ np.linalg.pinv(X)
     return weights if np.allclose(weights @ X, wanted) else None
 
 
 def difference(losses, a, b):
-    """(a - b, half-width of its 95% interval). The half-width is None without noise(), both are without contrast().
+    """(a - b, half-width of its 95% interval); a and b: systems, or tuples of as many, which are added up. The
+    half-width is None without noise(), both are without contrast().
 
     If all systems have the same seeds, a - b is the mean difference over the seeds. Seeds that only some systems have
     count as far as they say something about a and b.
     """
-    weights = contrast(losses, a, b)
+    weights = contrast(losses, *((x,) if isinstance(x, str) else x for x in (a, b)))
     if weights is None:
         return None, None
     sd, left = noise(losses)
@@ -180,7 +182,7 @@ def coverage(losses, a, b):
     for at in losses.values():
         variances += [mean(next(rest) ** 2 for _ in at)] * len(at)
     scale = len(variances) / left
-    variance = scale * sum(weight ** 2 * x for weight, x in zip(contrast(losses, a, b), variances))
+    variance = scale * sum(weight ** 2 * x for weight, x in zip(contrast(losses, (a,), (b,)), variances))
     return math.erf(difference(losses, a, b)[1] / math.sqrt(2 * variance))
 
 

@@ -19,9 +19,10 @@ import torch
 HERE = Path(__file__).resolve().parent
 README = HERE.parents[1] / "README.md"
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
-from compare import apart, claims, coverages, difference, ends, final, gap, others, read, speeds, table  # noqa: E402
+import compare  # noqa: E402
+from compare import apart, claims, coverages, difference, final, gap, others, read, speeds, table  # noqa: E402
 from publish import fill, markdown  # noqa: E402
-from study import LATER, SYSTEMS  # noqa: E402
+from study import GATED, LATER, SYSTEMS, WIDE  # noqa: E402
 
 import models  # noqa: E402
 import train  # noqa: E402
@@ -40,6 +41,12 @@ def parameters(system):
     _, config, _ = train.parse(["--model", *words, "--preset", "study"])
     with torch.device("meta"):
         return sum(p.numel() for p in models.build(words[0], **{**config, "vocab_size": 4096}).parameters())
+
+
+def ends(runs):
+    """compare.ends() of the systems in the leads' table: not those of shapes_table() and sums_table()."""
+    extra = {*(f"{name}-8x160" for name in WIDE), *(f"{name}-gated" for name in GATED)}
+    return compare.ends([run for run in runs if run["system"] not in extra])
 
 
 def usual(at):
@@ -70,6 +77,31 @@ def leads_table(at, speed):
     return markdown(["system", "parameters", *(f"at {size}" for size in sizes), f"seeds at {', '.join(late)}",
                      f"all targets, at {late[0]}", f"gpt's tokens at {known / 1e6:.1f}M", "time of a step (CPU)",
                      f"gpt's time at {known / 1e6:.1f}M"], rows)
+
+
+def shapes_table(losses):
+    """Each idea's lead in gpt's shape, over gpt; in gpt-wide-stream's, over that; and the second minus the first."""
+    rows = []
+    for name in WIDE:
+        own = "gpt-gated" if name == "exoformer" else "gpt"
+        wide = "gpt-gated-8x160" if name == "exoformer" else "gpt-wide-stream"
+        cells = [gap(losses, *pair)[0] for pair in ((name, own), (f"{name}-8x160", wide), (
+            (f"{name}-8x160", own), (wide, name)))]
+        if cells[1]:
+            rows.append([f"`{name}`", own, *cells, str(len(losses[f"{name}-8x160"]))])
+    return markdown(["idea", "minus", "12 layers of 128", "8 layers of 160", "change", "seeds at 8 x 160"], rows)
+
+
+def sums_table(losses):
+    """The leads over gpt of each idea, of the idea with gated attention, and how far that is from the sum of both."""
+    rows = []
+    for name in GATED:
+        both = f"{name}-gated"
+        if both in losses:
+            rows.append([f"`{name}`", gap(losses, name)[0], gap(losses, both)[0], gap(losses, both, "gpt-gated")[0],
+                         gap(losses, (both, "gpt"), (name, "gpt-gated"))[0], str(len(losses[both]))])
+    head = ["idea", "alone", "with the gate", "with the gate, minus gpt-gated", "minus the sum of both", "seeds"]
+    return markdown(head, rows)
 
 
 def tokens_needed(ends, loss):
@@ -212,7 +244,8 @@ def tables(runs, speed, tried):
     columns = {f"{size[steps]}, not copyable": others(at[steps]) for steps in list(at)[-2:]}
     columns[f"{size[usual(at)]}, all"] = final(each)
     text = f"Without copyable targets {coverages(others(each))}.\nOver all targets {coverages(final(each))}."
-    pages = {"README.md": {"leads": leads_table(at, speed)},
+    short = others(compare.ends(runs).get(1000, each))
+    pages = {"README.md": {"leads": leads_table(at, speed), "shapes": shapes_table(short), "sums": sums_table(short)},
              "claims.md": {"claims": claims(columns), "coverage": text}}
     return pages | ({"rates.md": {"rates": rates_table(changes(runs, tried))}} if tried else {})
 

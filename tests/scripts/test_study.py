@@ -259,3 +259,23 @@ def test_no_run_is_left_out_in_silence(tmp_path, capsys):
     compare.main([str(tmp_path), "--ignore", "d_ff", "--baseline", "other"])
     out = capsys.readouterr().out
     assert "difference to other (95%)" in out and "| `other` | 3 |" in out and "other has no run of this length" in out
+
+
+def test_shapes_and_sums_by_hand():
+    """An idea's lead in another shape, and the lead of two ideas minus the sum of theirs, with exact numbers."""
+    report = runpy.run_path(str(RESULTS / "study" / "report.py"))
+    lead = {"gpt": 0, "muddformer": -0.3, "gpt-gated": -0.2, "muddformer-gated": -0.4, "gpt-wide-stream": -0.1,
+            "muddformer-8x160": -0.25}
+    losses = {name: {seed: 4 + at + seed / 8 for seed in range(2)} for name, at in lead.items()}
+    cells = [row.strip("| ").split(" | ") for table in ("shapes", "sums") for row in
+             report[f"{table}_table"](losses).splitlines()[2:]]
+    zero = " ± 0.0000"
+    assert cells == [
+        ["`muddformer`", "gpt", f"-0.3000{zero}", f"-0.1500{zero}", f"+0.1500{zero}", "2"],
+        ["`muddformer`", f"-0.3000{zero}", f"-0.4000{zero}", f"-0.2000{zero}", f"+0.1000{zero}", "2"]]
+    noisy = {name: {seed: x + (0.01 if (name == "gpt") == (seed == 0) else -0.01) for seed, x in at.items()}
+             for name, at in losses.items()}
+    sd, degrees = compare.noise(noisy)
+    half = compare.t95(degrees) * sd * math.sqrt(4 / 2)                     # four systems, each the mean of two seeds
+    found = compare.difference(noisy, ("muddformer-gated", "gpt"), ("muddformer", "gpt-gated"))
+    assert found == (pytest.approx(0.1), pytest.approx(half))
