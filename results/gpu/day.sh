@@ -103,7 +103,8 @@ piece study env TORCHINDUCTOR_CUDAGRAPHS=1 bash -c 'study study --data "$SMALL" 
     --systems $(printf '%s-8x160 ' $wide) $(printf '%s-gated ' $gated)
 for model in $(cd models && ls [a-z]*.py); do piece first-${model%.py} first ${model%.py}; done
 piece study-30m-seeds large --seeds 3 --steps $ends --systems gpt gpt-9x512 $ideas
-[ -z "${NANOGPT:-}${FACTORY:-}$peers" ] || piece peers python3 results/bench/peers.py $peers --csv "$out/peers.csv" \
+[ -z "${NANOGPT:-}${FACTORY:-}$peers" ] || piece peers env -u TORCHINDUCTOR_COMPILE_THREADS python3 \
+    results/bench/peers.py $peers --csv "$out/peers.csv" --minutes $(((limit - SECONDS) / 60)) \
     ${NANOGPT:+--nanogpt "$NANOGPT"} ${FACTORY:+--factory "$FACTORY"}
 piece study-more env TORCHINDUCTOR_CUDAGRAPHS=1 bash -c 'study study --data "$SMALL" "$@"' . --steps $short --seeds 5 \
     --systems gpt gpt-wide-stream muddformer
