@@ -3,7 +3,6 @@
     python bench.py                                               every model, at a shape for two CPU cores
     python bench.py --preset exo-450m --batch 16                  a paper's shape
     python bench.py --models muddformer attnres_block:block_size=8    some models, with options
-    python bench.py --models muddformer --profile trace.json      where a step of one model spends its time
     python bench.py --models sambay --decode 1024 8192 32768      only decoding, after long contexts
 
 In every round the model and its gpt each run one training step on random tokens, so a machine that slows down slows
@@ -12,11 +11,8 @@ range. A model that does not fit in memory gets a row that says so. The columns:
     params, FLOPs   what the idea adds to gpt; FLOPs count matrix products and attention
     fwd, bwd, opt   milliseconds of forward, backward and optimizer
     x gpt           speed of forward + backward, relative to gpt; x gpt step: with the optimizer
-    floor           the best "x gpt" possible: if the model took gpt's time, plus the added FLOPs at the rate of a large
-                    matrix product, plus four passes over each earlier state that the idea reads (read forward, read
-                    backward, read and write of its gradient) at the bandwidth of a large copy; both rates are measured
     GiB             peak of parameters, gradients, optimizer state and activations
-    util            FLOP/s of forward + backward over a large matrix product's; MFU: over the chip's data sheet
+    MFU             FLOP/s of forward + backward over the peak in the chip's data sheet
     compile, breaks seconds that the first step takes longer than a usual one; number of graph breaks
     decode          new tokens per second at batch 1 after `context` tokens; beside it the size of the cache
 """
@@ -35,7 +31,6 @@ CACHE = tempfile.TemporaryDirectory()           # compile times are for an empty
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", CACHE.name)
 
 import torch  # noqa: E402
-from torch.profiler import profile  # noqa: E402
 
 import models  # noqa: E402
 from nanodepth import presets, timing  # noqa: E402
@@ -48,10 +43,9 @@ FLAGS = ("n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "vocab_size", "seq
 COLUMNS = (     # of the table: its name, the figure's name in JSON, its format ("±": a ratio and its spread), its unit
     ("params", "extra_parameters", "+,", 1), ("FLOPs", "extra_flops", "+.2%", 1), ("fwd", "forward_ms", ",.0f", 1),
     ("bwd", "backward_ms", ",.0f", 1), ("opt", "optimizer_ms", ",.0f", 1), ("tok/s", "tokens_per_s", ",.0f", 1),
-    ("x gpt", "ratio", "±", 1), ("floor", "floor", ".3f", 1), ("x gpt step", "step_ratio", "±", 1),
-    ("GiB", "peak_bytes", ".2f", 2 ** 30), ("GiB x gpt", "memory_ratio", ".3f", 1), ("util", "utilisation", ".0%", 1),
-    ("MFU", "mfu", ".1%", 1), ("compile, s", "compile_s", ".0f", 1), ("breaks", "graph_breaks", "d", 1),
-    ("context", "context", ",", 1), ("decode", "decode_tokens_per_s", ".1f", 1),
+    ("x gpt", "ratio", "±", 1), ("x gpt step", "step_ratio", "±", 1), ("GiB", "peak_bytes", ".2f", 2 ** 30),
+    ("GiB x gpt", "memory_ratio", ".3f", 1), ("MFU", "mfu", ".1%", 1), ("compile, s", "compile_s", ".0f", 1),
+    ("breaks", "graph_breaks", "d", 1), ("context", "context", ",", 1), ("decode", "decode_tokens_per_s", ".1f", 1),
     ("decode x gpt", "decode_ratio", "±", 1), ("cache, MiB", "cache_bytes", ",.1f", 2 ** 20),
     ("of it at any length", "fixed_bytes", ",.1f", 2 ** 20))
 
@@ -75,8 +69,6 @@ def parse(argv):
     parser.add_argument("--decode", type=int, nargs="+", metavar="N",
                         help="measure only decoding of --new_tokens after N tokens of context")
     parser.add_argument("--json", type=out_file, metavar="FILE", help="write all numbers to this file")
-    parser.add_argument("--profile", type=out_file, metavar="FILE",
-                        help="only write a torch.profiler trace of one model's step to this file")
     args = parser.parse_args(argv)
     shape = SHAPE | (presets.find(args.preset) if args.preset is not None else {})
     shape |= {name: getattr(args, name) for name in FLAGS if getattr(args, name) is not None}
@@ -86,8 +78,6 @@ def parse(argv):
         parser.error("--rounds, --batch, --seq_len, --prompt and --decode must be at least 1")
     if args.new_tokens < (1 if args.decode else 0):
         parser.error("--new_tokens must be at least 0, and with --decode at least 1")
-    if args.profile and (len(args.models or ()) != 1 or args.json or args.decode):
-        parser.error("--profile takes one model, --models NAME, and neither --json nor --decode")
     return args, shape
 
 
@@ -100,26 +90,20 @@ def in_turns(row, base, rounds, work):
     return found[row], found[base]
 
 
-def training(row, base, args, rates):
+def training(row, base, args):
     """Numbers of a row's training steps, beside its gpt."""
     times, base_times = in_turns(row, base, args.rounds, lambda each: each.step())
     passes, base_passes = ([sum(t[:2]) for t in each] for each in (times, base_times))      # forward and backward
     steps, base_steps = ([sum(t) for t in each] for each in (times, base_times))
-    tokens, extra_flops = args.batch * args.seq_len, row.flops - base.flops
-    used, data_sheet = 3 * row.flops * tokens / median(passes), peak_flops(args.device)
-    out = {"parameters": row.n_params, "extra_parameters": row.n_params - base.n_params,
-           "flops_per_token": row.flops, "extra_flops": extra_flops / base.flops,
+    tokens = args.batch * args.seq_len
+    used, peak = 3 * row.flops * tokens / median(passes), peak_flops(args.device)
+    return {"parameters": row.n_params, "extra_parameters": row.n_params - base.n_params,
+           "flops_per_token": row.flops, "extra_flops": row.flops / base.flops - 1,
            **{f"{part}_ms": 1000 * median(t) for part, t in zip(("forward", "backward", "optimizer"), zip(*times))},
            "tokens_per_s": tokens / median(steps), "ratio": timing.ratio(passes, base_passes),
            "step_ratio": timing.ratio(steps, base_steps), "peak_bytes": row.peak, "memory_ratio": row.peak / base.peak,
-           "utilisation": used / rates["matmul_flops_per_s"], "mfu": used / data_sheet if data_sheet else None,
+           "mfu": used / peak if peak else None,
            "compile_s": row.first - median(steps) if args.compile else None, "graph_breaks": row.breaks}
-    costs = (0, 0, 0) if row is base else row.costs()
-    if costs:
-        added = 3 * extra_flops * tokens / rates["matmul_flops_per_s"]
-        added += 4 * costs[2] * tokens * (2 if args.dtype == "bf16" else 4) / rates["copy_bytes_per_s"]
-        out["floor"] = median(base_passes) / (median(base_passes) + max(0, added))
-    return out
 
 
 def decoding(row, base, args, context):
@@ -134,7 +118,7 @@ def decoding(row, base, args, context):
             "fixed_bytes": timing.n_bytes(vars(row.new_cache(0)))}
 
 
-def measure(row, base, args, rates):
+def measure(row, base, args):
     """The results of a row beside its gpt, or one that says that memory ran out. Frees the row, but not a gpt."""
     results = [{"model": row.label, "error": "out of memory"}]
     try:
@@ -143,7 +127,7 @@ def measure(row, base, args, rates):
             found = [decoding(row, base, args, context) for context in args.decode]
         else:
             print(f"{row.label}: first step {row.first:.1f} s", file=sys.stderr, flush=True)
-            found = [training(row, base, args, rates)]
+            found = [training(row, base, args)]
             if args.new_tokens and row.cache_class:
                 found[0] |= decoding(row, base, args, args.prompt)
         results = [{"model": row.label, "against": base.label, **figures} for figures in found]
@@ -155,32 +139,22 @@ def measure(row, base, args, rates):
     return results
 
 
-def measure_all(rows, args, shape, rates):
+def measure_all(rows, args, shape):
     """The results of all rows, each after its gpt."""
     results = []
     rows = sorted(rows, key=lambda row: row.against)
     for spec, group in groupby(rows, key=lambda row: row.against):
         base = timing.Row(spec, args, shape)
-        results += measure(base, base, args, rates)
+        results += measure(base, base, args)
         for row in group:
             if base.model is None:
                 results.append({"model": row.label, "error": f"{spec}: out of memory"})
             elif row.config != base.config:                                         # base has been measured
-                results += measure(row, base, args, rates)
+                results += measure(row, base, args)
         base.free()
     if all("error" in result for result in results):
         raise MemoryError
     return results
-
-
-def trace(row, path):
-    """A torch.profiler trace of one step, and the table of its operations."""
-    row.start()
-    with profile(record_shapes=True) as prof:
-        row.step()
-    prof.export_chrome_trace(str(path))
-    by = f"self_{row.args.device.type}_time_total"
-    print(prof.key_averages().table(sort_by=by, row_limit=20, max_name_column_width=60))
 
 
 def table(results):
@@ -214,19 +188,14 @@ def main(argv):
     rows = [timing.Row(spec, args, shape) for spec in args.models or models.names()]
     size = shape["vocab_size"], (args.batch, args.seq_len)
     args.ids = [torch.randint(*size, generator=torch.Generator().manual_seed(i)).to(device) for i in range(2)]
-    if args.profile:
-        trace(rows[0], args.profile)
-        return 0
-    rates = {} if args.decode else timing.limits(device, torch.bfloat16 if args.dtype == "bf16" else torch.float32)
-    results = measure_all(rows, args, shape, rates)
+    results = measure_all(rows, args, shape)
     gpt = models.config("gpt", **pick(models.module("gpt").Config, shape))
     cpu = f"{processor()}, {torch.get_num_threads()} threads"
     head = {"date": time.strftime("%Y-%m-%d"), "torch": str(torch.__version__), "python": platform.python_version(),
-            "chip": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu, **rates}
+            "chip": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu}
     for name in ("dtype", "compile", "batch", "seq_len", "rounds", "prompt", "new_tokens"):
         head[name] = getattr(args, name)
-    print(", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
-                    for key, value in {**head, **asdict(gpt)}.items()))
+    print(", ".join(f"{key} {value}" for key, value in {**head, **asdict(gpt)}.items()))
     print("", *table(results), sep="\n")                                    # before writing the file, which may fail
     if args.json:
         figures = {"command": ["bench.py", *argv], **head, "shape": asdict(gpt),

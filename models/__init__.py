@@ -6,7 +6,7 @@ forward, as gpt.py shows. It may also have
     Model.muon_modules          the modules that Muon trains, if they are not the blocks
     Model.micro_tokens          tokens per forward pass by default, if 32,768 do not fit in memory
 and lines in its docstring: `Changed from gpt.py: ...`, `Equal to gpt.py when: ...` (or another file), and `Other
-default than gpt.py's: ...`. A model's costs, neutral setting and measurements are in probes/NAME.py.
+default than gpt.py's: ...`. A model's neutral setting and measurements are in probes/NAME.py.
 """
 import itertools
 import math

@@ -58,10 +58,8 @@ def main(words):
     except ValueError as e:
         print(f"{n:,} parameters; {flops:,.0f} forward FLOPs per token in a context of {T:,}; no such {base}.py: {e}")
         return 0
-    costs = probes.of(name, "costs")
-    mixing = f", {costs(config, T)[1] / flops0:+.3%} by costs()" if costs else ""
     print(f"{n:,} parameters ({n - n0:+,} = {n / n0 - 1:+.3%} against {base}.py); {flops:,.0f} forward FLOPs per token "
-          f"in a context of {T:,} ({flops / flops0 - 1:+.3%} in matrix products{mixing})")
+          f"in a context of {T:,} ({flops / flops0 - 1:+.3%} in matrix products)")
     if probes.of(name, "neutral"):
         print(neutral_line(name, base, options))
     return 0

@@ -13,7 +13,6 @@ import torch
 from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
-from torch.utils.benchmark import Timer
 
 import models
 import muon
@@ -65,11 +64,6 @@ class Row:
         self.n_params = sum(p.numel() for p in model.parameters())
         self.flops = flops_per_token(model, args.seq_len)
         self.autocast = autocast(args.device, args.dtype)
-
-    def costs(self):
-        """(parameters, FLOPs per token, numbers read per token) that the model adds to gpt, by its costs(); or None."""
-        costs = probes.of(self.name, "costs")
-        return costs(self.config, self.args.seq_len) if costs and models.baseline(self.name) == "gpt" else None
 
     def start(self):
         """Puts the model on the device. For training, one step compiles it, and another measures peak memory."""
@@ -170,16 +164,6 @@ def now(device):
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def limits(device, dtype):
-    """What the device can do: FLOP/s of a large matrix product, bytes/s that a large copy reads and writes."""
-    n, size = (8192, 2 ** 28) if device.type == "cuda" else (2048, 2 ** 26)
-    a, big = torch.randn(n, n, device=device, dtype=dtype), torch.randn(size, device=device)
-    named = {"a": a, "big": big, "to": torch.empty_like(big)}
-    product, copied = (Timer(work, globals=named, num_threads=torch.get_num_threads()).blocked_autorange().median
-                       for work in ("a @ a", "to.copy_(big)"))
-    return {"matmul_flops_per_s": 2 * n ** 3 / product, "copy_bytes_per_s": 2 * big.nbytes / copied}
 
 
 def ratio(ours, base):

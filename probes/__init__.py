@@ -1,9 +1,7 @@
-"""Costs, neutral setting and measurements of a model: one file per model, found by its name. None is needed.
+"""Neutral setting and measurements of a model: one file per model, found by its name. None is needed.
 
 A file may define any of these. L is the number of blocks, and "per token" means B, T in front of the shape.
 
-costs(config, T)                (parameters, forward FLOPs per token, numbers read per token) beyond its baseline's
-                                (models.baseline), in a context of T tokens; bench.py computes its floor from them
 neutral(model)                  sets the model's own parameters so that it equals its baseline, which a test checks.
                                 ValueError for options with which it never does
 stats(model, idx)               for the training log: {quantity: [a number per layer]}

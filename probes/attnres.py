@@ -6,19 +6,6 @@ import torch
 from probes import watch
 
 
-def costs(c, T):
-    """Reader l = 0 .. 2L averages l + 1 outputs. All but reader 0 have a query."""
-    return of_sources(c, [l + 1 for l in range(2 * c.n_layer + 1)], 2 * c.n_layer)
-
-
-def of_sources(c, sources, n_query):
-    """sources: how many each reader has, at 2 C FLOPs each. A reader reads all of them again except the newest, and
-    computes the newest's RN (3 C) and its scores for all queries (2 C each).
-    """
-    flops = 2 * sum(sources) + len(sources) * (3 + 2 * n_query)
-    return n_query * c.d_model, flops * c.d_model, (sum(sources) - len(sources)) * c.d_model
-
-
 def neutral(model):
     """Nothing to set: all queries start at zero."""
 

@@ -6,12 +6,6 @@ import models
 from probes import watch
 
 
-def costs(c, T):
-    S = [-(-layer // c.stride) + 1 for layer in range(c.n_layer)]                   # values that each layer mixes
-    width, mean = c.n_kv_head * c.d_head, c.n_head * c.d_head * (c.n_head > c.n_kv_head)
-    return 0, sum((4 * s - 1) * width + mean for s in S), sum(2 * (s - 1) * width for s in S)
-
-
 def neutral(model):
     """Nothing to set. ValueError for options with which it never equals the baseline."""
     if model.config.n_layer > 1:

@@ -7,19 +7,6 @@ from probes import watch
 MAPS = dict(q="wq", k="wk", v="wv", g="gate")               # the module of a layer's attention that makes each stream
 
 
-def costs(c, T):
-    proj = 2 * (c.n_head + c.n_kv_head) * c.d_head * c.d_model
-    params, flops, read = mixing_costs(c, c.n_layer)
-    return params + proj, flops + 2 * proj, read
-
-
-def mixing_costs(c, n):
-    """The costs of n layers that mix, and of the anchors' norms."""
-    width = 2 * (c.n_head + c.n_kv_head) * c.d_head
-    lambdas = 2 * dict(elementwise=width, headwise=width // c.d_head, scalar=4)[c.granularity]
-    return dict(qkvg=4, qk=2, none=0)[c.norms] * c.d_head + n * lambdas, 3 * n * width, n * width
-
-
 def mixing(model):
     """{layer, counted from 1: its attention}, for the layers that mix in an anchor."""
     return {i: block.attn for i, block in enumerate(model.blocks, start=1) if hasattr(block.attn.wq, "lambda_anchor")}

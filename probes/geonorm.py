@@ -4,11 +4,6 @@ import torch.nn.functional as F
 from probes import watch
 
 
-def costs(c, T):
-    """Per sublayer: a scale; three inner products, v, and a sum of two scaled vectors."""
-    return 2 * c.n_layer, 2 * c.n_layer * 11 * c.d_model, 0
-
-
 def stats(model, idx):
     streams = [F.normalize(x, dim=-1) for x in watch(model, idx, [model.embed, *model.blocks])]
     chords = [(b - a).norm(dim=-1) for a, b in zip(streams, streams[1:])]

@@ -4,12 +4,6 @@ import torch
 from probes import watch
 
 
-def costs(c, T):
-    n, C, maps = c.n_streams, c.d_model, c.n_streams ** 2 + 2 * c.n_streams         # numbers in the maps of a sublayer
-    made = C * (n + 2) + 2 if c.dynamic else 0                                      # W and scale
-    return 2 * c.n_layer * (maps + made), 2 * c.n_layer * 2 * C * maps * (1 + c.dynamic), 2 * c.n_layer * (n - 1) * C
-
-
 def neutral(model):
     """Nothing to set: all streams start equal."""
 

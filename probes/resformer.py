@@ -2,12 +2,6 @@
 import torch
 
 
-def costs(c, T):
-    """Parameters: lambda1 (or logits), lambda2, and one scale. FLOPs: two products and a sum. Reads: v_first."""
-    n, width = c.last_k, c.n_kv_head * c.d_head
-    return {"identity": 0, "learnable": 2 * n, "plus": 2 * n + 1}[c.value_mix], n * 3 * width, n * width
-
-
 @torch.no_grad()
 def neutral(model):
     """lambda1 = 0, lambda2 = 1. ValueError for options without these parameters."""

@@ -6,12 +6,6 @@ from nanodepth.scoring import evaluate
 from probes import watch
 
 
-def costs(c, T):
-    """Per reading layer. Parameters: W_alpha. FLOPs: its product, alpha v_first and a sum. Reads: v_first."""
-    n, matrix, width = c.last_k, c.d_model * c.n_kv_head, c.n_kv_head * c.d_head
-    return n * matrix, n * (2 * matrix + 2 * width), n * width
-
-
 @torch.no_grad()
 def neutral(model):
     """W_alpha = 0. ValueError where act(0) is not 0."""

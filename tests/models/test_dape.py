@@ -1,4 +1,4 @@
-"""DAPE V2 (arXiv:2410.04798): its equations in float64, initial values, costs and what its probe says."""
+"""DAPE V2 (arXiv:2410.04798): its equations in float64 and initial values."""
 import math
 
 import pytest

@@ -4,7 +4,6 @@ from reference import (  # noqa: F401  (float64: autouse)
     compare, float64, gelu, gpt, heads, linear, norm, setup, show, sigmoid)
 
 import models
-from test_probes import SMALL
 
 OWN = dict(gate="elementwise", granularity="elementwise", norms="qkvg")
 CASES = [dict(), dict(granularity="headwise", tie_embeddings=True, qk_norm=False), dict(norms="qk"),
@@ -59,7 +58,7 @@ def test_equations(name, options):
 @every_model
 def test_initial_values(name):
     layers = 4 if name != "nuresformer" else 3          # its first layer does not mix
-    p = dict(models.build(name, **SMALL).named_parameters())
+    p = dict(models.build(name, n_layer=4, d_model=64, n_head=4, n_kv_head=2).named_parameters())
     lambdas = [q for key, q in p.items() if "lambda" in key]
     assert len(lambdas) == 8 * layers and all((q == (1.0 if "dynamic" in name else 0.5)).all() for q in lambdas)
     assert all(0.015 < q.std() < 0.025 for key, q in p.items() if key == "anchor.weight" or "mix_in" in key)

@@ -90,19 +90,6 @@ def test_neutral_setting_equals_the_baseline(name, options):
         assert (model(tokens(2, 16))[0] - base(tokens(2, 16))[0]).abs().max() > 1e-3, wrong
 
 
-@pytest.mark.parametrize("name, options", [case for case in CASES if probes.of(case[0], "costs")],
-                         ids=show)
-def test_costs_are_the_counted_parameters(name, options):
-    with torch.device("meta"):
-        model = build(name, options, randomise=False)
-        base = baseline(model, name)
-    counted = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in base.parameters())
-    said = probes.of(name, "costs")(model.config, TINY["max_len"])
-    wrong = f"costs() of probes/{name}.py says {said[0]:+,} parameters, there are {counted:+,}: correct or remove it"
-    assert said[0] == counted, wrong
-    assert len(said) == 3 and said[2] >= 0
-
-
 @every_case
 def test_causal_later_tokens_do_not_change_earlier_logits(name, options):
     rounding = settings.of(name, "ROUNDING", 0 if settings.belongs(name) else 1e-12)

@@ -1,15 +1,12 @@
 """probes/NAME.py: what they say of a model, against loops, the values that attention gets, and changed weights."""
 import math
-from dataclasses import fields
 from itertools import product
 
 import pytest
 import torch
 from analysis import average, double, numbers, passed, random_model, tokens, values_of  # noqa: F401
 
-import models
 import probes
-from nanodepth.devices import flops_per_token
 from probes import muddformer
 from probes.depth_attention import mixtures
 from probes.exoformer import MAPS
@@ -199,64 +196,3 @@ def test_stats_of_geonorm():
     streams = [model.embed(IDX), *probes.watch(model, IDX, model.blocks)]
     wanted = [torch.cosine_similarity(a, b, -1).acos().mean().item() for a, b in zip(streams, streams[1:])]
     assert found["angle"] == pytest.approx(wanted, rel=1e-5)
-
-
-# -------------------------------------------------------------------------------------------------------------- costs
-
-SMALL = dict(vocab_size=31, n_layer=4, n_head=4, n_kv_head=2, d_model=64, d_ff=128, max_len=64)
-MUDD = 8 + 12 + 16 + 5          # weights of the mixtures of 4 blocks: 4 streams of 2, 3, 4 sources, and 5 for the head
-COSTS = [                       # FLOPs that are in no matrix product, and numbers read: by hand, in vectors of C
-    # Two FLOPs for each source of each reader, three for each norm. The 8 readers of attnres_delta add a residual sum.
-    ("attnres", {}, 2 * 45 + 3 * 9, 36), ("mhar", {}, 2 * 45 + 3 * 9, 36),
-    ("attnres_block", dict(block_size=1), 2 * 45 + 3 * 9, 36),
-    ("attnres_block", dict(block_size=3), 2 * (1 + 2 * 3 + 3 * 3 + 4 * 2) + 3 * 9, 15),
-    ("attnres_delta", {}, 2 * 36 + 3 * 8 + 8, 28),
-    ("cla", {}, 0, 0), ("cla", dict(own=1, share=3), 0, 0), ("cla", dict(share=4), 0, 0),
-    # The counter also sees kernel // 2 columns of hidden channels and of delta beyond the last key.
-    ("dape", {}, -4 * 2 * 32 * 3 * (8 + 4) / 64, 4 * (8 + 32)), ("dape", dict(kernel=0), 0, 4 * 4),
-    ("dape", dict(position="rope", kernel=5, width=7), -4 * 2 * 7 * 5 * (4 + 4) * 2 / 64, 4 * (8 + 7)),
-    ("denseformer", {}, 2 * (2 + 3 + 4 + 5), 10), ("denseformer", dict(dilation=2, period=2), 2 * (2 + 3), 3),
-    # 1, 2, 2 and 3 values of C / 2 numbers are scored and summed; and a mean of two queries.
-    ("depth_attention", dict(stride=2), (2 * 8 + 2 * 8 - 4) / 2 + 4, 4),
-    ("exoformer", {}, 3 * 12, 12), ("exoformer_dynamic", {}, 3 * 12, 12), ("nuresformer", {}, 3 * 9, 9),
-    ("geonorm", {}, 8 * (3 * 2 + 2 + 3), 0),        # three inner products, v, and a sum of two scaled vectors
-    # Two FLOPs for each entry of the maps of 8 sublayers.
-    ("hyperconnections", {}, 8 * 24 * 2, 8 * 3),
-    ("mhc", dict(n_streams=3), 8 * 15 * 2, 8 * 2), ("mhc_lite", dict(n_streams=3), 8 * 15 * 2, 8 * 2),
-    # The k outputs of each mixture are summed.
-    ("kern", {}, 4 * 2 * 2, 0), ("kern", dict(router="softmax", n_expert=8, top_k=1), 4 * 2, 0),
-    ("muddformer", {}, 2 * MUDD, 10), ("muddformer", dict(pre_post_norm=True), 2 * MUDD, 10),
-    ("muddmoe", {}, 2 * MUDD, 10), ("muddpythia", {}, 2 * MUDD, 10), ("muddformer_ablations", {}, 2 * MUDD, 10),
-    ("muddformer_ablations", dict(dynamic=False, period=2), 2 * (4 * 3 + 5), 6),
-    ("muddformer_ablations", dict(streams="kv", dilation=2), 2 * (2 + 4 + 4 + 3), 4),
-    ("muddformer_ablations", dict(multiway=False, window=2), 2 * (2 + 3 + 3 + 3), 7),
-    ("muddformer_ablations", dict(last_k=2, streams="vr"), 2 * (2 * 4 + 5), 7),
-    ("muddformer_ablations", dict(last_k=0, multiway=False), 0, 0),
-    ("resformer", dict(last_k=2), 3, 1), ("resformer", dict(last_k=3), 4.5, 1.5),
-    # Each Mamba layer, of width 2 C, has a recurrence of 16 states, and each GMU a product. The counter also sees the
-    # 48 keys outside of each window.
-    ("sambay", dict(n_layer=12, window=16), 4 * 2 * (7 * 16 + 3) + 2 * 2 - 3 * 4 * (64 - 16), 4),
-    ("sambay", dict(n_layer=8, gmu=False), 3 * 2 * (7 * 16 + 3), 0),
-    ("satformer", dict(last_k=1), 1, 0.5), ("satformer", dict(last_k=3), 3, 1.5),
-    # The mean over simulated heads; the counter also sees values as wide as keys.
-    ("sas", {}, 4 * (3 - 2 * 3 * 4 * 8), 0),
-    ("sas", dict(n_sim=2, d_sim=20, kernel=3, n_kv_head=4), 4 * (2 - 2 * 2 * 4 * 4), 0),
-    # Values, scalars and skips: two FLOPs for each number, or three.
-    ("speedrun", {}, 2 + 4 * 3 + 2 * 2, 1 + 3 + 2), ("speedrun", dict(value_embed=False, skip="none"), 4 * 3, 3),
-    ("speedrun", dict(lambdas=False, skip="backout"), 2 + 2, 1 + 1)]
-
-
-def extra(name, T=64, **options):
-    """(costs() of the model's probes, the counted FLOPs of matrix products), above the baseline's."""
-    with torch.device("meta"):
-        model, base = models.build(name, **{**SMALL, **options}), models.module(models.baseline(name))
-        shared = {f.name: getattr(model.config, f.name) for f in fields(base.Config) if hasattr(model.config, f.name)}
-        other = base.Model(base.Config(**shared))
-    return probes.of(name, "costs")(model.config, T), flops_per_token(model, T) - flops_per_token(other, T)
-
-
-@pytest.mark.parametrize("name, options, others, read", COSTS)
-def test_costs(name, options, others, read):
-    """test_models.py counts the parameters."""
-    (_, flops, found), products = extra(name, **options)
-    assert (flops - products) / SMALL["d_model"] == others and found / SMALL["d_model"] == read
