@@ -7,8 +7,10 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
+import torch  # noqa: E402
+
 import models  # noqa: E402
-from models.__main__ import sizes  # noqa: E402
+from nanodepth.devices import flops_per_token  # noqa: E402
 from nanodepth.timing import same_shape  # noqa: E402
 from publish import markdown  # noqa: E402
 
@@ -40,9 +42,16 @@ def changed(name):
     return sum(line[0] in "+-" for line in list(difflib.unified_diff(parent, own, n=0, lineterm=""))[2:])
 
 
+def sizes(name, options):
+    """(parameters, forward FLOPs per token in a context of 1,024) of a model."""
+    with torch.device("meta"):
+        model = models.build(name, **options)
+    return sum(p.numel() for p in model.parameters()), flops_per_token(model, 1024)
+
+
 def row(name):
     own, base = models.module(name).Config, models.module("gpt").Config
-    (_, n, _, flops), (_, n0, _, flops0) = sizes(name, {}), sizes("gpt", same_shape(own, base, {}))
+    (n, flops), (n0, flops0) = sizes(name, {}), sizes("gpt", same_shape(own, base, {}))
     lines = code(Path(models.module(name).__file__))[2]
     return [f"`{name}`", models.parent(name), str(changed(name)), str(lines), f"{n:,}", f"{n - n0:+,}",
             f"{flops / flops0 - 1:+.1%}"]
@@ -60,7 +69,7 @@ def main():
         if name := re.fullmatch(r" `(\w+)( --gate elementwise)?` ", "".join(cells[1:2])):
             cells[4] = f" {changed(name[1])} "
             if len(cells) > 6:
-                n, n0 = (sizes(*each)[1] for each in ((name[1], gate if name[2] else {}), ("gpt", {})))
+                n, n0 = (sizes(*each)[0] for each in ((name[1], gate if name[2] else {}), ("gpt", {})))
                 cells[5] = f" {n / n0 - 1:+.1%} "
             lines[i] = "|".join(cells)
     readme.write_text("\n".join(lines) + "\n")

@@ -3,8 +3,7 @@
     with Scripts() as scripts:
         done = scripts.run("train.py", "--max_steps", 2)
 
-done has returncode, stdout and stderr. "-m models" runs a module. A file outside of the repository finds torch and
-nothing of ours.
+done has returncode, stdout and stderr. A file outside of the repository finds torch and nothing of ours.
 """
 import json
 import os
@@ -68,18 +67,15 @@ def child(order, out, err):
     if not Path("/dev/nvidiactl").exists():                     # CUDA reserves more addresses than that when it starts
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     os.chdir(order["cwd"])
-    module, path = order["script"].startswith("-m "), ROOT / order["script"]
-    if not module and not path.is_relative_to(ROOT):
+    path = ROOT / order["script"]
+    if not path.is_relative_to(ROOT):
         for name in [name for name in sys.modules if name.split(".")[0] in ("models", "muon", "nanodepth", "probes")]:
             del sys.modules[name]
-    sys.path[:2] = [str(ROOT if module else path.parent), *order["path"]]
+    sys.path[:2] = [str(path.parent), *order["path"]]
     sys.argv = [str(path), *order["words"]]
     code = 1
     try:
-        if module:
-            runpy.run_module(order["script"].removeprefix("-m "), run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(str(path), run_name="__main__")
+        runpy.run_path(str(path), run_name="__main__")
         code = 0
     except SystemExit as e:
         code = e.code if isinstance(e.code, int) else int(e.code is not None)
@@ -103,7 +99,7 @@ def serve():
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     for line in sys.stdin:
         order = json.loads(line)
-        if order["script"].endswith(("bench.py", "-m models")):
+        if order["script"].endswith("bench.py"):
             import nanodepth.timing  # noqa: F401  (with the whole compiler)
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             pid = os.fork()

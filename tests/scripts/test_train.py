@@ -326,16 +326,6 @@ def test_a_model_file_runs_alone(name, scripts, tmp_path):
     assert done.returncode == 0 and " parameters; loss after a step: " in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("name", models.names())
-def test_self_report(name, scripts):
-    done = scripts.run("-m models", name)
-    assert done.returncode == 0, done.stderr
-    assert " parameters" in done.stdout and "forward FLOPs per token" in done.stdout
-    assert " parameters (" in done.stdout or not settings.belongs(name)
-    if "neutral setting: logits" in done.stdout:
-        assert float(done.stdout.split("at most ")[1]) < 1e-6
-
-
 def test_a_line_at_least_every_minute(data, tmp_path, monkeypatch, capsys):
     """Every step at first, then about every fifth of the time so far, at most every minute; by a clock of our own."""
     clock = iter(range(10 ** 9))                                            # a second passes whenever somebody looks
