@@ -6,7 +6,7 @@ forward, as gpt.py shows. It may also have
     Model.muon_modules          the modules that Muon trains, if they are not the blocks
     Model.micro_tokens          tokens per forward pass by default, if 32,768 do not fit in memory
 and lines in its docstring: `Changed from gpt.py: ...`, `Equal to gpt.py when: ...` (or another file), and `Other
-default than gpt.py's: ...`. A model's neutral setting and measurements are in probes/NAME.py.
+default than gpt.py's: ...`. What its mechanism does is measured by probes/NAME.py.
 """
 import itertools
 import math
@@ -100,15 +100,10 @@ def fits(value, hint):
     return type(value) in allowed or type(value) is int and float in allowed
 
 
-def parent(name, line="Changed from"):
+def parent(name):
     """The model that `name` was made from, by its docstring's line `Changed from ..`; gpt if there is none."""
-    found = re.search(rf"^{line} (?:more/)?(\w+)\.py", module(name).__doc__ or "", re.M)
+    found = re.search(r"^Changed from (?:more/)?(\w+)\.py", module(name).__doc__ or "", re.M)
     return found[1] if found else "gpt"
-
-
-def baseline(name):
-    """The model that `name` is compared with, by its docstring's line `Equal to ..`; else its parent."""
-    return parent(name, "Equal to") if "\nEqual to " in (module(name).__doc__ or "") else parent(name)
 
 
 def config(name, **values):

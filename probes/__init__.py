@@ -1,9 +1,7 @@
-"""Neutral setting and measurements of a model: one file per model, found by its name. None is needed.
+"""What a model's mechanism does, measured: one file per model, found by its name. None is needed.
 
 A file may define any of these. L is the number of blocks, and "per token" means B, T in front of the shape.
 
-neutral(model)                  sets the model's own parameters so that it equals its baseline, which a test checks.
-                                ValueError for options with which it never does
 stats(model, idx)               for the training log: {quantity: [a number per layer]}
 streams(model, idx)             {"q", "k", "v", "r": L inputs (B, T, C)} of the attention, where these differ
 token_weights(model)            [modules] whose outputs are the weights, per token, of sums of earlier outputs

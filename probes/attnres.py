@@ -6,10 +6,6 @@ import torch
 from probes import watch
 
 
-def neutral(model):
-    """Nothing to set: all queries start at zero."""
-
-
 def sources(model, l):
     """Which outputs reader l attends to: all so far; with blocks the last of each, which holds the block's sum."""
     return [*range(0, l, getattr(model.config, "block_size", 1)), l]

@@ -1,2 +1,2 @@
 """Probes of attnres_block.py."""
-from probes.attnres import depth_matrix, neutral, stats  # noqa: F401
+from probes.attnres import depth_matrix, stats  # noqa: F401

@@ -2,7 +2,7 @@
 import torch
 
 from probes import attnres
-from probes.attnres import neutral, stats  # noqa: F401
+from probes.attnres import stats  # noqa: F401
 
 
 def depth_matrix(model, idx, record):

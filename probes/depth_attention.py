@@ -6,12 +6,6 @@ import models
 from probes import watch
 
 
-def neutral(model):
-    """Nothing to set. ValueError for options with which it never equals the baseline."""
-    if model.config.n_layer > 1:
-        raise ValueError("it equals gpt.py only with a single layer")
-
-
 def mixtures(model, idx):
     """What each layer's values consist of: the shares (B, T, K, L) of the values that the L layers compute.
 

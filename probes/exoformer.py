@@ -17,14 +17,6 @@ def gammas(model):
     return [attn.gamma for attn in mixing(model).values() if hasattr(attn, "gamma")]
 
 
-@torch.no_grad()
-def neutral(model):
-    for attn in mixing(model).values():
-        for w in MAPS.values():
-            getattr(attn, w).lambda_anchor.zero_()
-            getattr(attn, w).lambda_self.fill_(2.0 if gammas(model) else 1.0)       # a gamma starts at 1/2
-
-
 def stats(model, idx):
     found = {f"{kind}_{s}": [getattr(getattr(attn, w), kind).mean().item() for attn in mixing(model).values()]
              for kind in ("lambda_anchor", "lambda_self") for s, w in MAPS.items()}

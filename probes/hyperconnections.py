@@ -4,10 +4,6 @@ import torch
 from probes import watch
 
 
-def neutral(model):
-    """Nothing to set: all streams start equal."""
-
-
 def maps(model, idx):
     """(H_pre, H_post, H_res) of each of the 2 L sublayers: per token, or one for all tokens if static."""
     modules = [m for block in model.blocks for m in (block.attn_connection, block.mlp_connection)]

@@ -1,2 +1,2 @@
 """Probes of mhar.py. There is no depth_matrix: each head weighs only its own channels."""
-from probes.attnres import neutral, stats  # noqa: F401
+from probes.attnres import stats  # noqa: F401

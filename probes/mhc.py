@@ -1,5 +1,5 @@
 """Probes of mhc.py."""
-from probes.hyperconnections import depth_matrix, neutral, stats  # noqa: F401
+from probes.hyperconnections import depth_matrix, stats  # noqa: F401
 
 
 def compiled_parts(model):

@@ -3,9 +3,5 @@ from probes import kern, muddformer
 from probes.muddformer import streams, token_weights  # noqa: F401
 
 
-def neutral(model):
-    """Nothing to set: it starts as kern.py."""
-
-
 def stats(model, idx):
     return muddformer.stats(model, idx) | kern.stats(model, idx)

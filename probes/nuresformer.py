@@ -1,2 +1,2 @@
-"""Probes of nuresformer.py: exoformer.py's, without W_anc and without lambdas in the first layer."""
-from probes.exoformer import neutral, numbers, stats, value_matrix  # noqa: F401
+"""Probes of nuresformer.py: exoformer.py's."""
+from probes.exoformer import numbers, stats, value_matrix  # noqa: F401

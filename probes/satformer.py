@@ -6,15 +6,6 @@ from nanodepth.scoring import evaluate
 from probes import watch
 
 
-@torch.no_grad()
-def neutral(model):
-    """W_alpha = 0. ValueError where act(0) is not 0."""
-    if model.config.value_act not in ("relu", "tanh", "identity"):
-        raise ValueError(f"value_act {model.config.value_act} is not zero at W_alpha = 0")
-    for gate in value_gates(model).values():
-        gate.weight.zero_()
-
-
 def value_gates(model):
     """{layer, counted from 1: its value gate}, for the layers that have one."""
     gates = {i: getattr(block.attn, "value_gate", None) for i, block in enumerate(model.blocks, start=1)}

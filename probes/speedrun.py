@@ -2,13 +2,6 @@
 from probes import watch
 
 
-def neutral(model):
-    """Turns off tables, X_0 and skips."""
-    for name, p in model.named_parameters():
-        if name in ("resid", "x0", "skips", "backout") or name.endswith("value_embed.weight"):
-            p.data.fill_(1.0 if name == "resid" else 0.0)
-
-
 def stats(model, idx):
     gates = [block.attn.value_gate for block in model.blocks if block.attn.value_gate is not None]
     found = {name: p.flatten().tolist() for name, p in model.named_parameters(recurse=False)}

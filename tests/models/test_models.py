@@ -40,7 +40,7 @@ def build(name, options, randomise=True, **more):
 
 def baseline(model, name):
     """The baseline of a model, at its initial values, in the settings that they share."""
-    base = models.baseline(name)
+    base = settings.baseline(name)
     shared = fields(name).keys() & fields(base).keys()
     return build(base, {key: getattr(model.config, key) for key in shared}, randomise=False)
 
@@ -59,7 +59,7 @@ def seeded(model, *inputs):
 
 
 NEUTRAL = [(name, options) for name in models.names()
-           for options in settings.of(name, "NEUTRAL", [{}] if probes.of(name, "neutral") else [])]
+           for options in settings.of(name, "NEUTRAL", [{}] if settings.of(name, "neutral") else [])]
 
 
 @pytest.mark.parametrize("name, options", NEUTRAL, ids=show)
@@ -72,21 +72,18 @@ def test_neutral_setting_equals_the_baseline(name, options):
     for p in base.parameters():
         # norm gains stay 1: a model may have several for one of the baseline
         p.add_(torch.randn_like(p) * 0.1 * (p.ndim > 1))
-    try:
-        probes.of(name, "neutral")(model)
-    except ValueError as e:
-        assert not settings.of(name, "NEUTRAL"), e
-        pytest.skip(f"no neutral setting by default: {e}")
+    if neutral := settings.of(name, "neutral"):
+        neutral(model)
     own = model.load_state_dict(base.state_dict(), strict=False)
     assert all(base.get_parameter(key).ndim == 1 for key in own.unexpected_keys)
     difference = (model(tokens(2, 16))[0] - base(tokens(2, 16))[0]).abs().max()
-    wrong = f"neutral() of probes/{name}.py does not make it {models.baseline(name)}.py: correct or remove it"
+    wrong = f"neutral setting of tests/settings/{name}.py: not {settings.baseline(name)}.py, correct or remove it"
     assert difference < 1e-9, wrong
     for key in own.missing_keys:
         p = model.get_parameter(key)
         p.add_(torch.randn_like(p) * (0.2 if p.ndim > 1 else 0.1))
     if {key for key in own.missing_keys if not f".{key}".split(".")[-2].endswith("norm")}:
-        wrong = f"neutral() of probes/{name}.py: other values of the model's own parameters change nothing"
+        wrong = f"models/{name}.py: other values of the model's own parameters change nothing"
         assert (model(tokens(2, 16))[0] - base(tokens(2, 16))[0]).abs().max() > 1e-3, wrong
 
 

@@ -1,6 +1,6 @@
 """A user's own model is one file: copied, changed, trained for five steps and tested with `pytest -k mine`.
 
-In a copy of the repository. The file has Config and Model and nothing else: no settings, probes or neutral.
+In a copy of the repository. The file has Config and Model and nothing else: no settings and no probes.
 """
 import importlib
 import json
@@ -262,12 +262,12 @@ MISTAKES = {   # name: (changes of gpt.py, or of gpt.py with a parameter; the te
                "training changes n, and no checkpoint has it: drop persistent=False"),
     "idle": ([("(self.embed(idx) + self.shift)", "self.embed(idx)")], MOVES, "shift gets no gradient"),
     "neutral": ([], "neutral_setting_equals_the_baseline",
-                "neutral() of probes/mine_neutral.py does not make it gpt.py: correct or remove it")}
+                "neutral setting of tests/settings/mine_neutral.py: not gpt.py, correct or remove it")}
 CLAIM = "def neutral(model):\n    model.shift.data.fill_(1.0)\n"
 
 
 def test_errors_say_what_to_write(copy):
-    """Changes that the docstring announces in part or not at all, a wrong claim of neutral(), and usual mistakes."""
+    """Changes that the docstring announces in part or not at all, a wrong neutral(), and usual mistakes."""
     tests = [f"tests/models/test_copies.py::test_unannounced_pieces_equal_the_baseline[mine_{name}]"
              for name in ("said", "neutral")]
     end = "more/pythia.py.\n"
@@ -277,7 +277,7 @@ def test_errors_say_what_to_write(copy):
         base = with_a_parameter() if name in ("empty", "idle", "neutral") else text("gpt")
         (copy / "models" / f"mine_{name}.py").write_text(replaced(base, *changes))
         tests.append(f"tests/models/test_models.py::test_{test}[mine_{name}-default]")
-    (copy / "probes" / "mine_neutral.py").write_text(CLAIM)
+    (copy / "tests" / "settings" / "mine_neutral.py").write_text(CLAIM)
     words = [sys.executable, "-m", "pytest", "-q", "-rs", *tests]
     done = subprocess.run(words, cwd=copy, capture_output=True, text=True)
     assert done.returncode == 1 and "8 failed" in done.stdout, done.stdout

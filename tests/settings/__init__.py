@@ -1,7 +1,8 @@
 """What the generic tests run of a model besides its default setting: tests/settings/NAME.py. All of it is optional:
 
 CASES     dicts of options that every generic test runs, besides the default
-NEUTRAL   dicts of options for which neutral(model) makes the model its baseline
+NEUTRAL   dicts of options with which the model starts as its baseline, once neutral(model) has run
+neutral   a function that sets the model's own parameters, if need be; without NEUTRAL it is for the default options
 BAD       dicts of options that Config refuses
 MUON      names of the matrices that gpt.py does not have and Muon trains, without the numbers of layers
 MIXES     the same of what has the rate mix_lr
@@ -32,6 +33,12 @@ def of(name, what, default=()):
     """One of the above of one model."""
     there = Path(__file__).with_name(f"{name}.py").exists()
     return getattr(import_module(f"settings.{name}"), what, default) if there else default
+
+
+def baseline(name):
+    """The model that `name` is compared with, by its docstring's line `Equal to ..`; else its parent."""
+    found = re.search(r"^Equal to (?:more/)?(\w+)\.py", models.module(name).__doc__ or "", re.M)
+    return found[1] if found else models.parent(name)
 
 
 def fitting(name, options, *classes):

@@ -1,1 +1,2 @@
 MIXES = {"depth_attention.query"}
+NEUTRAL = [dict()]

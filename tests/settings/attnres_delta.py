@@ -1,2 +1,3 @@
 CASES = [dict(gate="headwise")]
 MIXES = {"depth_attention.query"}
+NEUTRAL = [dict()]

@@ -1,3 +1,5 @@
+from torch import nn
+
 CASES = [dict(n_sim=2, d_sim=8, kernel=1, n_kv_head=4, gate="headwise"),
          dict(n_sim=1, d_sim=14, n_kv_head=4, qk_norm=False)]
 NEUTRAL = [dict(d_sim=8), dict(n_sim=2, d_sim=8, kernel=5, gate="headwise"),
@@ -6,3 +8,14 @@ BAD = [dict(n_sim=0), dict(d_sim=6), dict(d_sim=9), dict(kernel=4), dict(kernel=
 MUON = {f"blocks.attn.sim_{s}.1.{part}.weight" for s in "qk" for part in ("expand", "refine")}
 MIXES = {f"blocks.attn.sim_{s}.{part}.{kind}" for s in ("q.0", "k.0", "v") for part in ("expand", "refine")
          for kind in ("weight", "bias")}
+
+
+def neutral(model):
+    for module in model.modules():
+        if hasattr(module, "refine"):
+            for p in module.parameters():
+                p.zero_()
+            if isinstance(module.expand, nn.Conv1d):
+                nn.init.dirac_(module.expand.weight, groups=model.config.n_sim)
+            else:
+                nn.init.eye_(module.expand.weight)
