@@ -33,7 +33,7 @@ from nanodepth import presets, ran, runs, scoring
 from nanodepth.cli import ROOT, Parser, UserError, add_options, pick, run_folder, run_script, shell, user_errors
 from nanodepth.data import Batches, Data, check_tokens, find_folder, trained_folder
 from nanodepth.devices import (
-    Ranks, autocast, choose_dtype, flops_per_token, leave_together, peak_bytes, peak_flops)
+    Ranks, autocast, choose_dtype, compile_model, flops_per_token, leave_together, peak_bytes, peak_flops)
 
 
 @dataclass
@@ -238,7 +238,7 @@ def build_model(options, config, flags, data, device):
     model.to(device).train()
     if options.compile:
         torch._dynamo.config.optimize_ddp = False                           # else DDP splits the graph
-        probes.compile_model(options.model, model)
+        compile_model(model)
     return model
 
 

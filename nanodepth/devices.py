@@ -50,6 +50,13 @@ def autocast(device, dtype):
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bf16")
 
 
+def compile_model(model):
+    """Compiles a model for fixed shapes, as a whole or its compiled_parts one by one. State-dict keys stay."""
+    name = getattr(model, "compiled_parts", None)
+    for part in getattr(model, name) if name else [model]:  # a CUDA graph of the next part would overwrite one's output
+        part.compile(dynamic=False, options={"triton.cudagraphs": False} if name else None)
+
+
 def cast_weights(model, dtype):
     """Returns the model, for generation: with dtype "bf16" its matrices are cast to bf16 once, not for every token.
 

@@ -16,9 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 import models
 import muon
-import probes
 from nanodepth.cli import Parser, UserError, add_options, pick, user_errors
-from nanodepth.devices import autocast, cast_weights, flops_per_token
+from nanodepth.devices import autocast, cast_weights, compile_model, flops_per_token
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")                             # torch's profiler prints no start message
 
@@ -78,10 +77,10 @@ class Row:
         self.optimizers = muon.optimizers(self.model, "muon", 0.005, 0.001, 0.1, None,
                                           torch.bfloat16 if self.args.dtype == "bf16" else None)
         if self.args.compile:
-            probes.compile_model(self.name, self.model)
+            compile_model(self.model)
         counters.clear()
         self.first = sum(self.step())
-        graphs = 0 if probes.of(self.name, "compiled_parts") else counters["stats"]["unique_graphs"]
+        graphs = 0 if hasattr(self.model, "compiled_parts") else counters["stats"]["unique_graphs"]
         self.breaks = max(sum(counters["graph_break"].values()), graphs - 1)        # not all breaks are counted there
         self.peak = self.peak_bytes()
 

@@ -9,7 +9,6 @@ depth_matrix(model, idx, record)  where token_weights() is not enough: {"r": A (
                                 a sublayer or the head, reads sum_s A[l, s] outputs[s], of a record.Record of idx
 value_matrix(model, idx)        {"v" (values), "q", "k" or "g" (gates): A (L, L)}, means over the tokens: layer n has
                                 sum_m A[n, m] times what layer m computes; or (L, L + 1), first a source outside
-compiled_parts(model)           [modules] for torch.compile to compile one by one, where the whole model takes minutes
 numbers(model, means, batches)  more numbers for the RUN.json of analyze.py probe: {key: value}, from means over the
                                 tokens and from passes with changed parts (record.replaced)
 """
@@ -29,13 +28,6 @@ def find(name):
 def of(name, what):
     """The function `what` of the probes of model `name`, or None."""
     return getattr(find(name), what, None)
-
-
-def compile_model(name, model):
-    """Compiles model `name` for fixed shapes, as a whole or its compiled_parts() one by one. State-dict keys stay."""
-    parts = of(name, "compiled_parts")
-    for part in parts(model) if parts else [model]:         # a CUDA graph of the next part would overwrite one's output
-        part.compile(dynamic=False, options={"triton.cudagraphs": False} if parts else None)
 
 
 @torch.no_grad()

@@ -203,6 +203,8 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
+    compiled_parts = "blocks"       # torch.compile takes them one by one; the model as a whole takes far longer
+
     def __init__(self, config):
         super().__init__()
         self.config = c = config

@@ -26,10 +26,10 @@ import torch
 sys.path[:0] = [str(folder) for folder in Path(__file__).resolve().parents[2:0:-1]]
 import models  # noqa: E402
 import muon  # noqa: E402
-import probes  # noqa: E402
 from nanodepth import presets, timing  # noqa: E402
 from nanodepth.cli import Parser, pick, run_script  # noqa: E402
-from nanodepth.devices import autocast, choose_dtype, find_device, peak_bytes, peak_flops  # noqa: E402
+from nanodepth.devices import (  # noqa: E402
+    autocast, choose_dtype, compile_model, find_device, peak_bytes, peak_flops)
 from publish import markdown  # noqa: E402
 
 CONTESTANTS = """gpt+muon nanoGPT factory/prenorm denseformer muddformer factory/muddformer hyperconnections factory/hc
@@ -46,7 +46,7 @@ def make(name, args):
         config = {**pick(models.module(ours).Config, shape), "qk_norm": False, **options}
         model, dtype = models.build(ours, **config).to(device), torch.bfloat16 if args.dtype == "bf16" else None
         if not args.tiny:
-            probes.compile_model(ours, model)
+            compile_model(model)
         return model, muon.optimizers(model, kind or "adamw", 0.005, 0.001, 0.1, dtype=dtype), model
     sys.path.append(args.peers[code])
     torch.set_float32_matmul_precision("high")                              # both peers allow TF32

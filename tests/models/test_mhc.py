@@ -8,6 +8,7 @@ from test_hyperconnections import build, connections, streams
 
 import models
 import probes
+from nanodepth.devices import compile_model
 
 OWN = dict(n_layer=2, n_streams=3, sinkhorn_steps=20)
 
@@ -81,7 +82,7 @@ def test_blocks_share_a_compiled_graph(monkeypatch):
 
     want, compiled = model(idx, idx)[1], torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda part, **how: compiled(part, backend=count, **how))
-    probes.compile_model("mhc", model)
+    compile_model(model)
     for _ in range(2):
         torch.testing.assert_close(model(idx, idx)[1], want)
         probes.stats("mhc", model, idx)

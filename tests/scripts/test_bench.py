@@ -8,7 +8,6 @@ import torch
 
 import bench
 import models
-import probes
 from nanodepth import timing
 
 SHAPE = dict(vocab_size=50, n_layer=1, n_head=4, n_kv_head=2, d_model=64, d_ff=128, max_len=64)
@@ -87,20 +86,24 @@ def test_seconds_of_decoding(monkeypatch):
 def test_a_graph_break_is_counted(parts, monkeypatch):
     """An `if` in forward, which torch does not count as one; in a model compiled in parts, one that torch counts."""
     row, _ = row_of(compile=True)
-    Model = models.module("gpt").Model
-    plain, compiled = Model.forward, Model.compile
+    Model, Block = models.module("gpt").Model, models.module("gpt").Block
+    plain, block, compiled = Model.forward, Block.forward, torch.nn.Module.compile
 
     def forward(model, idx, targets):
-        if parts:
-            torch._dynamo.graph_break()
-            return plain(model, idx, targets)
         scale = 2.0 if model.embed.weight.max() > 9 else 1.0
         logits, loss = plain(model, idx, targets)
         return logits, scale * loss
 
-    monkeypatch.setattr(Model, "forward", forward)
-    monkeypatch.setattr(probes, "of", lambda name, what: (lambda model: [model]) if parts else None)
-    monkeypatch.setattr(Model, "compile", lambda model, **how: compiled(model, backend="eager", **how))
+    def broken(*inputs):
+        torch._dynamo.graph_break()
+        return block(*inputs)
+
+    if parts:
+        monkeypatch.setattr(Model, "compiled_parts", "blocks", raising=False)
+        monkeypatch.setattr(Block, "forward", broken)
+    else:
+        monkeypatch.setattr(Model, "forward", forward)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda part, **how: compiled(part, backend="eager", **how))
     row.start()
     assert row.breaks > 0
 
