@@ -263,7 +263,6 @@ MISTAKES = {   # name: (changes of gpt.py, or of gpt.py with a parameter; the te
     "idle": ([("(self.embed(idx) + self.shift)", "self.embed(idx)")], MOVES, "shift gets no gradient"),
     "neutral": ([], "neutral_setting_equals_the_baseline",
                 "neutral setting of tests/settings/mine_neutral.py: not gpt.py, correct or remove it")}
-CLAIM = "def neutral(model):\n    model.shift.data.fill_(1.0)\n"
 
 
 def test_errors_say_what_to_write(copy):
@@ -277,7 +276,7 @@ def test_errors_say_what_to_write(copy):
         base = with_a_parameter() if name in ("empty", "idle", "neutral") else text("gpt")
         (copy / "models" / f"mine_{name}.py").write_text(replaced(base, *changes))
         tests.append(f"tests/models/test_models.py::test_{test}[mine_{name}-default]")
-    (copy / "tests" / "settings" / "mine_neutral.py").write_text(CLAIM)
+    (copy / "tests" / "settings" / "mine_neutral.py").write_text("def neutral(model):\n    model.shift.fill_(1.0)\n")
     words = [sys.executable, "-m", "pytest", "-q", "-rs", *tests]
     done = subprocess.run(words, cwd=copy, capture_output=True, text=True)
     assert done.returncode == 1 and "8 failed" in done.stdout, done.stdout
