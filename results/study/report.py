@@ -245,7 +245,8 @@ def tables(runs, speed, tried):
     columns[f"{size[usual(at)]}, all"] = final(each)
     text = f"Without copyable targets {coverages(others(each))}.\nOver all targets {coverages(final(each))}."
     short = others(compare.ends(runs).get(1000, each))
-    pages = {"README.md": {"leads": leads_table(at, speed), "shapes": shapes_table(short), "sums": sums_table(short)},
+    more = {"shapes": shapes_table(short), "sums": sums_table(short)}
+    pages = {"README.md": {"leads": leads_table(at, speed), **{name: x for name, x in more.items() if "`" in x}},
              "claims.md": {"claims": claims(columns), "coverage": text}}
     return pages | ({"rates.md": {"rates": rates_table(changes(runs, tried))}} if tried else {})
 
