@@ -264,18 +264,19 @@ def test_no_run_is_left_out_in_silence(tmp_path, capsys):
 def test_shapes_and_sums_by_hand():
     """An idea's lead in another shape, and the lead of two ideas minus the sum of theirs, with exact numbers."""
     report = runpy.run_path(str(RESULTS / "study" / "report.py"))
-    lead = {"gpt": 0, "muddformer": -0.3, "gpt-gated": -0.2, "muddformer-gated": -0.4, "gpt-wide-stream": -0.1,
-            "muddformer-8x160": -0.25}
-    losses = {name: {seed: 4 + at + seed / 8 for seed in range(2)} for name, at in lead.items()}
+    name = report["GATED"][0]
+    lead = {"gpt": 0, name: -0.3, "gpt-gated": -0.2, f"{name}-gated": -0.4, "gpt-wide-stream": -0.1,
+            f"{name}-8x160": -0.25}
+    losses = {system: {seed: 4 + at + seed / 8 for seed in range(2)} for system, at in lead.items()}
     cells = [row.strip("| ").split(" | ") for table in ("shapes", "sums") for row in
              report[f"{table}_table"](losses).splitlines()[2:]]
     zero = " ± 0.0000"
     assert cells == [
-        ["`muddformer`", "gpt", f"-0.3000{zero}", f"-0.1500{zero}", f"+0.1500{zero}", "2"],
-        ["`muddformer`", f"-0.3000{zero}", f"-0.4000{zero}", f"-0.2000{zero}", f"+0.1000{zero}", "2"]]
-    noisy = {name: {seed: x + (0.01 if (name == "gpt") == (seed == 0) else -0.01) for seed, x in at.items()}
-             for name, at in losses.items()}
+        [f"`{name}`", "gpt", f"-0.3000{zero}", f"-0.1500{zero}", f"+0.1500{zero}", "2"],
+        [f"`{name}`", f"-0.3000{zero}", f"-0.4000{zero}", f"-0.2000{zero}", f"+0.1000{zero}", "2"]]
+    noisy = {system: {seed: x + (0.01 if (system == "gpt") == (seed == 0) else -0.01) for seed, x in at.items()}
+             for system, at in losses.items()}
     sd, degrees = compare.noise(noisy)
     half = compare.t95(degrees) * sd * math.sqrt(4 / 2)                     # four systems, each the mean of two seeds
-    found = compare.difference(noisy, ("muddformer-gated", "gpt"), ("muddformer", "gpt-gated"))
+    found = compare.difference(noisy, (f"{name}-gated", "gpt"), (name, "gpt-gated"))
     assert found == (pytest.approx(0.1), pytest.approx(half))
