@@ -170,13 +170,13 @@ class HarnessLM(TemplateLM):
         bar = tqdm(zip(contexts, limits, stops), "continuations", len(asked), disable=disable_tqdm or None, leave=False)
         with self.autocast:
             for context, limit, stop in bar:
-                cache, new, made, found, text = self.Cache(self.model, 1, len(context) + limit), context, [], [], ""
-                while not found and len(made) < limit and not set(self.ends) & set(made):
-                    logits = self.model(torch.tensor([new], device=self._device), cache=cache)[0]
-                    new = [logits[0, -1, :self.n_vocab].argmax().item()]
-                    made += new
+                idx, made, text, found = torch.tensor([context], device=self._device), [], "", []
+                for token in self.model.generate(idx, limit, temperature=0, n_vocab=self.n_vocab):
+                    made.append(token.item())
                     text = self.encoding.decode([t for t in made if t < self.encoding.n_vocab and t not in self.ends])
                     found = [text.find(word) for word in stop if word and word in text]
+                    if found or made[-1] in self.ends:
+                        break
                 texts.append(text[:min(found, default=None)])
         return texts
 

@@ -229,7 +229,7 @@ def test_a_file_from_scratch(copy):
     assert re.search(r"\d\d passed", printed) and "failed" not in printed
     done = subprocess.run([sys.executable, "sample.py", "runs/a"], cwd=copy, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    assert "models/mine.py has no class Cache" in done.stderr
+    assert "models/mine.py has no Cache to sample text" in done.stderr
 
 
 @pytest.mark.full

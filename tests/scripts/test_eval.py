@@ -77,7 +77,7 @@ def test_loglikelihood(name, tmp_path, capsys):
 
 def test_greedy_is_seen(tmp_path):
     lm = adapter(tmp_path, vocab_size=257)
-    best = lm.model.generate(torch.tensor([list(b"abc")]), 3, temperature=0)[0, 3:].tolist()
+    best = [token.item() for token in lm.model.generate(torch.tensor([list(b"abc")]), 3, temperature=0)]
     requests = [(None, list(b"abc"), answer) for answer in (best, [*best[:2], (best[2] + 1) % 256], best[:1])]
     assert [greedy for _, greedy in lm._loglikelihood_tokens(requests, disable_tqdm=True)] == [True, False, True]
 
