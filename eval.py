@@ -14,10 +14,10 @@ from pathlib import Path
 from tqdm import tqdm
 
 from nanodepth import runs, scoring
+from nanodepth.benchmarks import GROUPS, benchmarks, find_tasks, lm_eval
 from nanodepth.cli import Parser, UserError, out_file, run_folder, run_script
 from nanodepth.data import run_data
 from nanodepth.devices import autocast, find_device
-from nanodepth.harness import GROUPS, benchmarks, find_tasks, lm_eval
 
 
 def parse(argv):
