@@ -241,7 +241,7 @@ def test_copies_of_every_model(copy):
         printed = run(copy, "train.py", *flags(**TINY, model=f"mine_{name}"))
         assert re.search(r"^step +5/5 \| val ", printed, re.M), printed
     tests = [f"tests/{name}.py" for name in ("models/test_models", "models/test_copies", "models/test_compile",
-                                             "scripts/test_train", "scripts/test_record")]              # of all models
+                                             "scripts/test_train", "scripts/test_inside")]              # of all models
     printed = run(copy, "-m", "pytest", "-q", "-k", "mine", "-p", "no:cacheprovider", *tests)
     assert int(re.search(r"(\d+) passed", printed)[1]) >= 20 * len(names), printed
 
