@@ -19,7 +19,7 @@ from statistics import mode
 
 import models
 import probes
-from nanodepth import curves, pictures, record, runs
+from nanodepth import curves, inside, pictures, runs
 from nanodepth.cli import Parser, UserError, run_folder, run_script
 from nanodepth.data import run_data
 from nanodepth.devices import find_device
@@ -119,7 +119,7 @@ def measure(run, args, device):
         raise UserError(f"--tokens {args.tokens} and the validation split of {data.path} must hold one sequence of "
                         f"{T} tokens")
     try:
-        numbers = record.measure(model, batches, probes.find(config["model"]))
+        numbers = inside.measure(model, batches, probes.find(config["model"]))
     except UserError as e:
         raise UserError(f"{run}: {e}") from None
     return {"run": str(run), "model": config["model"], "step": config["step"], **numbers}

@@ -4,7 +4,6 @@
     python eval.py runs/A runs/B --tasks exo                       a table of ExoFormer's paper; also: sat, mudd, recall
     python eval.py runs/A --tasks arc_easy,piqa --num_fewshot 5    any tasks of lm_eval (pip install lm_eval)
     python eval.py runs/A --tasks arc_easy --task_dir DIR          your own task files, no network needed
-    python eval.py runs/A --tasks mqar                             associative recall of random pairs, without lm_eval
 
 End-of-text tokens count in loss and perplexity, but not in bits per byte.
 """
@@ -15,10 +14,10 @@ from pathlib import Path
 from tqdm import tqdm
 
 from nanodepth import runs, scoring
+from nanodepth.benchmarks import GROUPS, benchmarks, find_tasks, lm_eval
 from nanodepth.cli import Parser, UserError, out_file, run_folder, run_script
 from nanodepth.data import run_data
 from nanodepth.devices import autocast, find_device
-from nanodepth.harness import GROUPS, benchmarks, find_tasks, lm_eval, mqar
 
 
 def parse(argv):
@@ -27,7 +26,7 @@ def parse(argv):
     parser.add_argument("--data", help="data folder, or its name under data/; none: the data the run was trained on")
     parser.add_argument("--tokens", type=int, help="how many validation tokens to score, from the start; none: all")
     parser.add_argument("--tasks", help="instead of the validation split, comma-separated tasks: "
-                                        f"{', '.join(GROUPS)}, mqar, tasks of lm_eval")
+                                        f"{', '.join(GROUPS)}, tasks of lm_eval")
     parser.add_argument("--num_fewshot", type=int,
                         help="examples before each question, unless the task fixes 0; none: the paper's or the task's")
     parser.add_argument("--task_dir", metavar="DIR",
@@ -47,8 +46,6 @@ def parse(argv):
         unused, how = {"num_fewshot", "limit", "task_dir"}, "without --tasks"
     else:
         unused, how = {"data", "tokens"}, f"with --tasks {args.tasks}"
-    if args.tasks == "mqar":
-        unused |= {"num_fewshot", "limit", "task_dir", "seq_len"}
     if wrong := sorted(given & unused):
         parser.error(f"--{' and --'.join(wrong)} cannot be used {how}")
     return args
@@ -83,37 +80,28 @@ def on_split(args):
 
 def on_tasks(args):
     """Benchmarks every run; prints tables, appends to each run's eval.jsonl and returns the new rows."""
-    names = list(dict.fromkeys(args.tasks.split(",")))
-    others = [name for name in names if name != "mqar"]
-    asked = find_tasks(others, args.task_dir) if others else None
+    asked = find_tasks(list(dict.fromkeys(args.tasks.split(","))), args.task_dir)
     for run in args.runs:                                                   # fail before hours of work
         if not os.access(run, os.W_OK):
             raise UserError(f"{run}: eval.jsonl cannot be written there: copy the run to a writable folder")
     rows = []
     for run in args.runs:
         step = runs.read_checkpoint(run)["step"]                            # training may go on meanwhile
-        tables = benchmarks(run, args, *asked) if asked else {}
-        if "mqar" in names:
-            tables["mqar"] = mqar(run, args.device)
+        tables = benchmarks(run, args, *asked)
         rows.append({"run": run, "time": time.strftime("%Y-%m-%dT%H:%M:%S"), "step": step,
-                     "lm_eval": lm_eval.__version__ if asked else None, "limit": args.limit if asked else None,
-                     "tables": tables})
+                     "lm_eval": lm_eval.__version__, "limit": args.limit, "tables": tables})
         with open(Path(run) / "eval.jsonl", "a", encoding="utf-8") as f:
             f.write(runs.to_json(rows[-1]))
     for title in rows[0]["tables"]:
         tables = [row["tables"][title] for row in rows]
-        columns = {column: found.get("shots") for table in tables for column, found in table.items()}
-        shots = ("shots", *("-" if n is None else str(n) for n in columns.values()))
-        print_table([(title, *columns), *([shots] if title != "mqar" else []),
-                     *((run, *(cell(table.get(column)) for column in columns))         # a run may lack some
-                       for run, table in zip(args.runs, tables))])
+        shots = [found["shots"] for found in tables[0].values()]
+        print_table([(title, *tables[0]), ("shots", *("-" if n is None else str(n) for n in shots)),
+                     *((run, *map(cell, table.values())) for run, table in zip(args.runs, tables))])
     return rows
 
 
 def cell(found):
-    """{"value", "stderr"} as text. A run may lack a column, and a value its standard error."""
-    if found is None:
-        return "-"
+    """{"value", "stderr"} as text. A value may lack its standard error."""
     return f"{found['value']:.2f}" + ("" if found["stderr"] is None else f" ±{found['stderr']:.2f}")
 
 

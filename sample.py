@@ -58,40 +58,13 @@ def read_prompt(args, tokenizer, room):
     return tokens[max(0, len(tokens) - room):]
 
 
-def choose(scores, args, generator):
-    """Samples a token (B, 1) from the scores (B, V)."""
-    if args.temperature < 1e-6:                                             # 0, or as good as
-        return scores.argmax(-1, keepdim=True)
-    if args.top_k is not None:
-        least = scores.topk(min(args.top_k, scores.size(-1))).values[:, -1:]
-        scores = scores.masked_fill(scores < least, -torch.inf)
-    p = (scores / args.temperature).softmax(-1)
-    if args.top_p is not None:
-        ranked = p.sort(-1, descending=True).values
-        kept = ranked.cumsum(-1) - ranked < args.top_p                      # the likelier ones sum to less than top_p
-        p = p.masked_fill(p < ranked.masked_fill(~kept, torch.inf).amin(-1, keepdim=True), 0)
-    return torch.multinomial(p, 1, generator=generator)
-
-
-@torch.no_grad()
-def tokens_of(model, cache, idx, args, n_vocab):
-    """Yields up to --max_new_tokens tokens (B, 1) that continue idx (B, T). Ids from n_vocab on are padding."""
-    step = torch.compile(model.forward, fullgraph=True) if args.compile else model.forward
-    generator = torch.Generator(idx.device).manual_seed(args.seed)
-    for i in range(args.max_new_tokens):
-        logits, _ = (step if i else model.forward)(idx, cache=cache)
-        scores = logits[:, -1, :n_vocab].float()
-        if scores.isnan().any():
-            raise UserError(f"{args.run} gives no probabilities: its weights are not finite")
-        idx = choose(scores, args, generator)
-        yield idx
-
-
 def main(argv):
     args = parse(argv)
     device = find_device(args.device)
     model, tokenizer, config = nanodepth.load(args.run, device)
-    Cache = models.cache_class(config["model"])
+    models.cache_class(config["model"])                                     # an error for a model that only trains
+    if not all(p.isfinite().all() for p in model.parameters()):
+        raise UserError(f"{args.run}: its weights are not finite")
     dtype, max_len = config["options"]["dtype"], model.config.max_len
     cast_weights(model, dtype)
     args.max_new_tokens = args.max_new_tokens or min(256, max(1, max_len // 2))
@@ -107,11 +80,15 @@ def main(argv):
         end = next((i for i, t in enumerate(tokens) if t in ends), len(tokens))
         return tokenizer.decode([t for t in (*prompt, *tokens[:end]) if t < tokenizer.n_vocab])     # other ids: no text
 
+    if args.compile:                                                        # but not for the prompt
+        eager, compiled = model.forward, torch.compile(model.forward, fullgraph=True)
+        model.forward = lambda idx, cache: (compiled if idx.size(1) == 1 else eager)(idx, cache=cache)
+    torch.manual_seed(args.seed)
+    samples, shown = [[] for _ in range(args.n)], 0
     with autocast(device, dtype):
         idx = torch.tensor([[bos, *prompt]] * args.n, device=device)
-        cache = Cache(model, args.n, idx.size(1) + args.max_new_tokens)
-        samples, shown = [[] for _ in range(args.n)], 0
-        for new in tokens_of(model, cache, idx, args, config.get("n_vocab")):
+        for new in model.generate(idx, args.max_new_tokens, args.temperature, args.top_k, args.top_p,
+                                  config.get("n_vocab")):
             for tokens, (token,) in zip(samples, new.tolist()):
                 tokens.append(token)
             text = text_of(samples[0]) if args.n == 1 else ""

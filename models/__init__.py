@@ -2,7 +2,7 @@
 
 A model file defines `Config`, a dataclass with vocab_size and max_len, and `Model(config)` with config, blocks and
 forward, as gpt.py shows. It may also have
-    Cache, Model.generate       to sample text: sample.py needs the first, README's example both
+    Cache, Model.generate       to sample text and to answer benchmarks' questions
     Model.muon_modules          the modules that Muon trains, if they are not the blocks
     Model.micro_tokens          tokens per forward pass by default, if 32,768 do not fit in memory
     Model.compiled_parts        the name of a list of modules, which torch.compile then takes one by one
@@ -149,11 +149,12 @@ def check_kept(name, before, model):
 
 
 def cache_class(name):
-    """The Cache of a model file. UserError if it has none: such a model trains and is scored, but cannot sample."""
-    found = getattr(module(name), "Cache", None)
-    if found is None:
-        raise UserError(f"{path(name)} has no class Cache to sample text with: see Cache and generate in gpt.py")
-    return found
+    """The Cache of a model file. UserError without it or Model.generate: such a model trains, but cannot sample."""
+    found = module(name)
+    for owner, part in ((found, "Cache"), (found.Model, "generate")):
+        if not hasattr(owner, part):
+            raise UserError(f"{path(name)} has no {part} to sample text with: see Cache and Model.generate in gpt.py")
+    return found.Cache
 
 
 def check_types(cls, values):

@@ -1,4 +1,4 @@
-"""Pictures of the numbers from curves.py and record.py. They need matplotlib, which is imported when one is drawn."""
+"""Pictures of the numbers from curves.py and inside.py. They need matplotlib, which is imported when one is drawn."""
 import io
 import math
 import textwrap

@@ -6,11 +6,11 @@ stats(model, idx)               for the training log: {quantity: [a number per l
 streams(model, idx)             {"q", "k", "v", "r": L inputs (B, T, C)} of the attention, where these differ
 token_weights(model)            [modules] whose outputs are the weights, per token, of sums of earlier outputs
 depth_matrix(model, idx, record)  where token_weights() is not enough: {"r": A (2 L + 1, 2 L + 1) per token}: reader l,
-                                a sublayer or the head, reads sum_s A[l, s] outputs[s], of a record.Record of idx
+                                a sublayer or the head, reads sum_s A[l, s] outputs[s], of an inside.Record of idx
 value_matrix(model, idx)        {"v" (values), "q", "k" or "g" (gates): A (L, L)}, means over the tokens: layer n has
                                 sum_m A[n, m] times what layer m computes; or (L, L + 1), first a source outside
 numbers(model, means, batches)  more numbers for the RUN.json of analyze.py probe: {key: value}, from means over the
-                                tokens and from passes with changed parts (record.replaced)
+                                tokens and from passes with changed parts (inside.replaced)
 """
 from contextlib import ExitStack
 from importlib import import_module

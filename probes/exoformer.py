@@ -1,7 +1,7 @@
 """Probes of exoformer.py; nuresformer.py and exoformer_dynamic.py share most of them."""
 import torch
 
-from nanodepth.record import averaged, replaced, states
+from nanodepth.inside import averaged, replaced, states
 from probes import watch
 
 MAPS = dict(q="wq", k="wk", v="wv", g="gate")               # the module of a layer's attention that makes each stream

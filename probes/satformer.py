@@ -1,7 +1,7 @@
 """Probes of satformer.py."""
 import torch
 
-from nanodepth.record import replaced
+from nanodepth.inside import replaced
 from nanodepth.scoring import evaluate
 from probes import watch
 

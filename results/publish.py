@@ -10,7 +10,7 @@ from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TOP))
-from nanodepth import data, record, runs  # noqa: E402
+from nanodepth import data, inside, runs  # noqa: E402
 from nanodepth.devices import find_device  # noqa: E402
 
 
@@ -50,12 +50,12 @@ def train(run, model, **options):
 
 
 def copying(run):
-    """record.copying() of a finished run on the tokens of its validations, in fp32."""
+    """inside.copying() of a finished run on the tokens of its validations, in fp32."""
     device = find_device()
     model, config = runs.load(run, device)
     options = config["options"]
     batches = data.run_data(run, config).val_batches(options["eval_tokens"], 16, options["seq_len"])
-    return record.copying(model, ((idx.to(device), targets.to(device)) for idx, targets in batches))
+    return inside.copying(model, ((idx.to(device), targets.to(device)) for idx, targets in batches))
 
 
 def criterion(run):

@@ -203,26 +203,25 @@ class Model(nn.Module):
         return logits.detach(), loss                # detached: only the loss sends a gradient to the logits
 
     @torch.no_grad()
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, compile=False, n_vocab=None):
-        """Continues idx (B, T) by max_new_tokens sampled tokens -> (B, T + max_new_tokens).
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, n_vocab=None):
+        """Continues idx (B, T): yields the next tokens (B, 1), max_new_tokens times. ValueError if max_len is exceeded.
 
-        temperature 0 takes the likeliest token; top_k samples among the k likeliest (None or 0: all), n_vocab among the
-        ids below it. compile=True compiles the decoding step. ValueError if the result would be longer than max_len.
+        temperature 0 takes the likeliest token. top_k samples among the k likeliest, top_p among the fewest that have
+        this probability together, n_vocab among the ids below it.
         """
-        (B, T), total = idx.shape, idx.size(1) + max_new_tokens
-        if T == 0 or max_new_tokens < 0 or (top_k or 0) < 0 or total > self.config.max_len:
-            raise ValueError(f"need 0 < prompt {T} <= {total} <= max_len {self.config.max_len}, and top_k {top_k} >= 0")
-        cache, new = Cache(self, B, total), idx
-        step = torch.compile(self.forward, fullgraph=True) if compile else self.forward
-        for t in range(T, total):
-            logits, _ = (step if t > T else self.forward)(new, cache=cache)
-            scores = logits[:, -1, :n_vocab].float()                                # (B, V)
+        if (total := idx.size(1) + max_new_tokens) > self.config.max_len:
+            raise ValueError(f"{total} tokens are more than max_len {self.config.max_len}")
+        cache = Cache(self, idx.size(0), total)
+        for _ in range(max_new_tokens):
+            scores = self(idx, cache=cache)[0][:, -1, :n_vocab].float()             # (B, V)
             if top_k:
                 scores[scores < scores.topk(min(top_k, scores.size(-1))).values[:, -1:]] = -math.inf
-            p = (scores / (temperature or 1.0)).softmax(-1)
-            new = torch.multinomial(p, 1, generator=generator) if temperature else scores.argmax(-1, keepdim=True)
-            idx = torch.cat((idx, new), dim=1)
-        return idx
+            p = (scores / max(temperature, 1e-6)).softmax(-1)
+            if top_p:
+                ranked = p.sort(-1, descending=True).values
+                p[p < ranked.where(ranked.cumsum(-1) - ranked < top_p, 1).amin(-1, keepdim=True)] = 0
+            idx = torch.multinomial(p, 1) if temperature else scores.argmax(-1, keepdim=True)
+            yield idx
 
 
 if __name__ == "__main__":                      # prints its size and the loss after one training step on random tokens

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import models
 import probes
-from nanodepth import curves, record
+from nanodepth import curves, inside
 
 SHAPE = dict(vocab_size=97, n_layer=3, n_head=4, n_kv_head=2, d_model=32, d_ff=64, max_len=48)
 ROOT = models.names()[0]                            # the baseline of all
@@ -45,14 +45,14 @@ def probe_of(model):
 
 
 def numbers(model, batches=None):
-    """record.measure() with the model's own probes, by default on one batch of (2, 12) tokens."""
-    return record.measure(model, batches or [tokens()], probe_of(model))
+    """inside.measure() with the model's own probes, by default on one batch of (2, 12) tokens."""
+    return inside.measure(model, batches or [tokens()], probe_of(model))
 
 
 @torch.no_grad()
 def passed(model):
     """The Record of a forward pass on tokens()."""
-    with record.recorded(model) as found:
+    with inside.recorded(model) as found:
         model(tokens()[0])
     return found
 
@@ -67,7 +67,7 @@ def average(values):
 def check_depth(model):
     """The depth matrices make what the sublayers and the head read from the outputs."""
     found, probe, idx = passed(model), probe_of(model), tokens()[0]
-    A = record.depth_matrix(model, idx, found, probe)
+    A = inside.depth_matrix(model, idx, found, probe)
     inputs = probe.streams(model, idx) if hasattr(probe, "streams") else {"x": found.reads[:-1:2]}
     outputs = torch.stack(found.outputs, dim=-2)                                    # (B, T, 2 L + 1, C)
     assert outputs.size(-2) == 2 * len(model.blocks) + 1 and outputs.abs().amax((0, 1, 3)).min() > 0

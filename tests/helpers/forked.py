@@ -93,7 +93,7 @@ def serve():
 
     import data_prep  # noqa: F401
     import models
-    import nanodepth.record  # noqa: F401
+    import nanodepth.inside  # noqa: F401
     for name in models.names():
         models.module(name)
     replies = os.fdopen(os.dup(1), "w", buffering=1)

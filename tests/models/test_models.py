@@ -128,17 +128,18 @@ def test_generate(name):
     greedy = idx
     for _ in range(6):
         greedy = torch.cat((greedy, model(greedy)[0][:, -1:].argmax(-1)), dim=1)
-    assert torch.equal(model.generate(idx, 6, temperature=0), greedy)
-    draw = [model.generate(idx, 20, top_k=3, generator=torch.Generator().manual_seed(s)) for s in (0, 0, 1)]
+    assert torch.equal(torch.cat([idx, *model.generate(idx, 6, temperature=0)], dim=1), greedy)
+    draw = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        draw.append(torch.cat([idx, *model.generate(idx, 20, top_k=3)], dim=1))
     assert torch.equal(draw[0], draw[1]) and not torch.equal(draw[0], draw[2])
     # each token is among the 3 likeliest of its context
     for t in range(5, 25):
         assert (model(draw[0][:, :t])[0][:, -1].topk(3).indices == draw[0][:, t:t + 1]).any(-1).all()
-    for n in (28, -1):
-        with pytest.raises(ValueError, match="max_len 32"):
-            model.generate(idx, n)
-    with pytest.raises(ValueError, match="max_len 32"):
-        model(tokens(1, 33))
+    for call in (lambda: next(model.generate(idx, 28)), lambda: model(tokens(1, 33))):
+        with pytest.raises(ValueError, match="33 tokens are more than max_len 32"):
+            call()
 
 
 # ------------------------------------------------------------------------------------------------------------- the loss

@@ -229,7 +229,7 @@ def test_a_file_from_scratch(copy):
     assert re.search(r"\d\d passed", printed) and "failed" not in printed
     done = subprocess.run([sys.executable, "sample.py", "runs/a"], cwd=copy, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    assert "models/mine.py has no class Cache" in done.stderr
+    assert "models/mine.py has no Cache to sample text" in done.stderr
 
 
 @pytest.mark.full
@@ -241,7 +241,7 @@ def test_copies_of_every_model(copy):
         printed = run(copy, "train.py", *flags(**TINY, model=f"mine_{name}"))
         assert re.search(r"^step +5/5 \| val ", printed, re.M), printed
     tests = [f"tests/{name}.py" for name in ("models/test_models", "models/test_copies", "models/test_compile",
-                                             "scripts/test_train", "scripts/test_record")]              # of all models
+                                             "scripts/test_train", "scripts/test_inside")]              # of all models
     printed = run(copy, "-m", "pytest", "-q", "-k", "mine", "-p", "no:cacheprovider", *tests)
     assert int(re.search(r"(\d+) passed", printed)[1]) >= 20 * len(names), printed
 

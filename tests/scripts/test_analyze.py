@@ -12,7 +12,7 @@ import analyze
 import data_prep
 import models
 import probes
-from nanodepth import record, runs
+from nanodepth import inside, runs
 from nanodepth.data import run_data
 
 # the baseline, a model with several streams, and one whose probes have numbers of their own
@@ -131,7 +131,7 @@ def test_probe(trained, tmp_path):
         batches = list(data.val_batches(256, 4, 32))                            # 8 rows of 32: 256 tokens
         assert found.pop("run") == found.pop("model") == name and found.pop("step") == 3
         assert found["depth_error"] < 64 * torch.finfo(torch.float32).eps and found["tokens"] == 256
-        assert found == json.loads(json.dumps(record.measure(model, batches, probes.find(name))))
+        assert found == json.loads(json.dumps(inside.measure(model, batches, probes.find(name))))
 
 
 def test_without_matplotlib_the_numbers_are_there(trained, tmp_path):

@@ -19,7 +19,7 @@ import convert  # noqa: E402
 import eval as eval_py  # noqa: E402
 import models  # noqa: E402
 from forked import within  # noqa: E402
-from nanodepth import harness, runs, scoring  # noqa: E402
+from nanodepth import benchmarks, runs, scoring  # noqa: E402
 from nanodepth.cli import UserError  # noqa: E402
 from published import llama, save, tokenizer_json  # noqa: E402
 from small import save_run as save_model  # noqa: E402
@@ -35,7 +35,7 @@ def save_run(folder, name, tokenizer="byte", more={}, **options):
 
 
 def adapter(folder, name="gpt", *words, **options):
-    return harness.HarnessLM(save_run(folder / "run", name, *words, **options), "cpu")
+    return benchmarks.HarnessLM(save_run(folder / "run", name, *words, **options), "cpu")
 
 
 def ask(lm, kind, *arguments):
@@ -77,7 +77,7 @@ def test_loglikelihood(name, tmp_path, capsys):
 
 def test_greedy_is_seen(tmp_path):
     lm = adapter(tmp_path, vocab_size=257)
-    best = lm.model.generate(torch.tensor([list(b"abc")]), 3, temperature=0)[0, 3:].tolist()
+    best = [token.item() for token in lm.model.generate(torch.tensor([list(b"abc")]), 3, temperature=0)]
     requests = [(None, list(b"abc"), answer) for answer in (best, [*best[:2], (best[2] + 1) % 256], best[:1])]
     assert [greedy for _, greedy in lm._loglikelihood_tokens(requests, disable_tqdm=True)] == [True, False, True]
 
@@ -113,7 +113,7 @@ def test_tokens_at_the_boundary(tmp_path):
     folder = save_run(tmp_path / "run", "gpt", "tokenizer.tiktoken")
     (folder / "tokenizer.tiktoken").write_bytes(b"".join(base64.b64encode(m) + b" %d\n" % i
                                                          for i, m in enumerate(merges)))
-    lm = harness.HarnessLM(folder, "cpu")
+    lm = benchmarks.HarnessLM(folder, "cpu")
     assert lm.tok_encode("a there") == [97, 258, 259]
     for context, continuation, split in (("a ", "there", ([97], [258, 259])), ("a", " there", ([97], [258, 259])),
                                          ("a the", "re", ([97, 258], [259]))):
@@ -130,7 +130,7 @@ def test_odd_texts(tmp_path):
     own.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     own.decoder, own.normalizer = tokenizers.decoders.ByteLevel(), tokenizers.normalizers.Strip()
     own.save(str(save_run(tmp_path / "own", "gpt", "tokenizer.json") / "tokenizer.json"))
-    lm = harness.HarnessLM(tmp_path / "own", "cpu")
+    lm = benchmarks.HarnessLM(tmp_path / "own", "cpu")
     for one in (lm, adapter(tmp_path)):
         assert one.encoding.decode(one.tok_encode("a\udcff\ud83d\ude00 b\ud800")) == "a\ufffd\U0001f600 b\ufffd"
     assert ask(lm, "loglikelihood", ("  ", "a")) == ask(lm, "loglikelihood", ("", "a"))
@@ -177,12 +177,12 @@ def test_half_of_the_window_is_the_prompts(tmp_path, capsys):
 
 def test_what_cannot_be_done(tmp_path, monkeypatch):
     lm = adapter(tmp_path)
-    monkeypatch.setattr(harness, "lm_eval", None)
+    monkeypatch.setattr(benchmarks, "lm_eval", None)
     for call, said in ((lambda: ask(lm, "generate_until", ("a", {"do_sample": True})), "sampling"),
                        (lambda: ask(lm, "generate_until", ("a", {"temperature": 0.5})), "sampling"),
                        (lambda: ask(lm, "generate_until", ("a", {"num_beams": 4})), "asks for num_beams 4: only"),
                        (lambda: ask(lm, "loglikelihood", ("a", "b" * 49)), "49 tokens: 1 to 48"),
-                       (lambda: harness.find_tasks(["exo"], None), "pip install lm_eval")):
+                       (lambda: benchmarks.find_tasks(["exo"], None), "pip install lm_eval")):
         with pytest.raises(UserError, match=said):
             call()
 
@@ -214,7 +214,7 @@ def test_the_harness_own_adapter_agrees(begin, place, tmp_path):
     for saved in (llama, tokenizer):
         saved.save_pretrained(tmp_path / "llama")
     convert.convert("llama", tmp_path / "llama", tmp_path / "run")
-    ours = harness.HarnessLM(tmp_path / "run", "cpu", seq_len=48)
+    ours = benchmarks.HarnessLM(tmp_path / "run", "cpu", seq_len=48)
     theirs = HFLM(pretrained=llama, tokenizer=tokenizer, batch_size=3, max_length=48, device="cpu", dtype="float32")
     texts = [(context + continuation,) for context, continuation in PAIRS]
     kinds = {"loglikelihood": PAIRS, "loglikelihood_rolling": texts,
@@ -229,7 +229,7 @@ def test_the_harness_own_adapter_agrees(begin, place, tmp_path):
     results = []
     for lm in (ours, theirs):
         loaded = TaskManager(include_path=str(place / "tasks"), include_defaults=False).load(["small"])
-        results.append(harness.lm_eval.evaluate(lm, task_dict=loaded, bootstrap_iters=10)["results"]["small"])
+        results.append(benchmarks.lm_eval.evaluate(lm, task_dict=loaded, bootstrap_iters=10)["results"]["small"])
     assert results[0] == results[1]
 
 
@@ -245,7 +245,7 @@ def test_a_text_of_a_llama_begins_and_ends_as_in_the_harness_own_adapter(ids, wo
     (source / "tokenizer.json").write_text(tokenizer_json({"</s>": 0, "<s>": 1, "<end>": 2, "a": 3}))
     (source / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **words}))
     convert.convert("llama", source, tmp_path / "run")
-    ours, theirs = harness.HarnessLM(tmp_path / "run", "cpu"), HFLM(pretrained=str(source), device="cpu")
+    ours, theirs = benchmarks.HarnessLM(tmp_path / "run", "cpu"), HFLM(pretrained=str(source), device="cpu")
     assert (ours.prefix_token_id, ours.eot_token_id) == (theirs.prefix_token_id, theirs.eot_token_id)
 
 
@@ -280,14 +280,14 @@ def place(tmp_path_factory):
         save_run(folder / name, name)
     (folder / "tasks").mkdir()
     (folder / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in ITEMS))
-    for name in ("small", *(name for name, _ in harness.GROUPS["exo"][1].values())):
+    for name in ("small", *(name for name, _ in benchmarks.GROUPS["exo"][1].values())):
         (folder / "tasks" / f"{name}.yaml").write_text(task(name, folder / "items.jsonl"))
     return folder
 
 
 def test_tables(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
-    words = "--tasks exo,small,mqar --task_dir tasks --num_fewshot 0 --json rows.json --device cpu"
+    words = "--tasks exo,small --task_dir tasks --num_fewshot 0 --json rows.json --device cpu"
     assert eval_py.main([*PAIR, *words.split()]) == 0
     rows = json.loads((place / "rows.json").read_text())
     assert rows == [json.loads((place / name / "eval.jsonl").read_text()) for name in PAIR]
@@ -307,7 +307,7 @@ def test_tables(place, monkeypatch, capsys):
                                                                         "stderr": pytest.approx(error), "shots": 0}
         assert exo["Wino."]["value"] == small["small acc"]["value"] == pytest.approx(100 * np.mean(right))
         assert exo["Avg."]["value"] == pytest.approx((5 * 100 * np.mean(normed) + 100 * np.mean(right)) / 6)
-        assert row["step"] == 7 and set(row["tables"]["mqar"]) == {"MQAR 4", "MQAR 8"}
+        assert row["step"] == 7
 
 
 def test_named_filters_and_tags(place, monkeypatch):
@@ -326,14 +326,14 @@ filter_list:
 
 
 def test_examples_before_the_question(place, monkeypatch):
-    lm, seen = harness.HarnessLM(place / PAIR[0], "cpu"), []
+    lm, seen = benchmarks.HarnessLM(place / PAIR[0], "cpu"), []
 
     def loglikelihoods(requests, **options):
         seen.extend(bytes(request[1]) for request in requests)
         return [(0.0, False)] * len(requests)
 
     monkeypatch.setattr(lm, "_loglikelihood_tokens", loglikelihoods)
-    harness.run_tasks(lm, ["small"], harness.find_tasks(["small"], place / "tasks")[0], 2, None)
+    benchmarks.run_tasks(lm, ["small"], benchmarks.find_tasks(["small"], place / "tasks")[0], 2, None)
     assert seen and all(text.count(b"Q: ") == 3 for text in seen)
 
 
@@ -347,14 +347,14 @@ def test_the_shots_are_those_that_the_model_saw(asked, place, monkeypatch, capsy
             text = text.replace("multiple_choice", "loglikelihood_rolling").replace("{{label}}", "Q: {{question}}")
             text = text.split("metric_list")[0] + "metric_list: [{metric: word_perplexity}]\n"
         (place / "shots" / f"{name}.yaml").write_text(text)
-    seen, score = set(), harness.HarnessLM._loglikelihood_tokens
+    seen, score = set(), benchmarks.HarnessLM._loglikelihood_tokens
 
     def spy(self, requests, *words, **options):
         texts = [bytes(t for t in (*context, *answer) if t < 256) for _, context, answer in requests]
         seen.update(text.count(b"Q: ") - 1 for text in texts)
         return score(self, requests, *words, **options)
 
-    monkeypatch.setattr(harness.HarnessLM, "_loglikelihood_tokens", spy)
+    monkeypatch.setattr(benchmarks.HarnessLM, "_loglikelihood_tokens", spy)
     monkeypatch.chdir(place)
     found = {}
     for name in ("fixed", "own", "none", "whole"):
@@ -366,9 +366,9 @@ def test_the_shots_are_those_that_the_model_saw(asked, place, monkeypatch, capsy
         (found[name],) = seen
         assert {cell["shots"] for cell in table.values()} == seen and set(printed) == {"shots", str(found[name])}
     assert found.pop("whole") == 0
-    assert found == harness.lm_eval.simple_evaluate(
-        harness.HarnessLM(PAIR[0], "cpu"), tasks=[*found], num_fewshot=asked, bootstrap_iters=0,
-        task_manager=harness.find_tasks(["own"], place / "shots")[0])["n-shot"]
+    assert found == benchmarks.lm_eval.simple_evaluate(
+        benchmarks.HarnessLM(PAIR[0], "cpu"), tasks=[*found], num_fewshot=asked, bootstrap_iters=0,
+        task_manager=benchmarks.find_tasks(["own"], place / "shots")[0])["n-shot"]
 
 
 def test_every_accuracy_is_in_percent(place, monkeypatch):
@@ -381,9 +381,9 @@ def test_every_accuracy_is_in_percent(place, monkeypatch):
     words = "--tasks units --task_dir units --json units.json --device cpu"
     assert eval_py.main([PAIR[0], *words.split()]) == 0
     (table,) = json.loads((place / "units.json").read_text())[0]["tables"].values()
-    results = harness.lm_eval.simple_evaluate(
-        harness.HarnessLM(PAIR[0], "cpu"), tasks=["units"], bootstrap_iters=0,
-        task_manager=harness.find_tasks(["units"], place / "units")[0])["results"]["units"]
+    results = benchmarks.lm_eval.simple_evaluate(
+        benchmarks.HarnessLM(PAIR[0], "cpu"), tasks=["units"], bootstrap_iters=0,
+        task_manager=benchmarks.find_tasks(["units"], place / "units")[0])["results"]["units"]
     for metric in metrics:
         scale = 1 if metric == "brier_score" else 100
         assert table[f"units {metric}"]["value"] == pytest.approx(scale * results[f"{metric},none"])
@@ -392,12 +392,11 @@ def test_every_accuracy_is_in_percent(place, monkeypatch):
 
 @pytest.mark.parametrize("words, message", [
     ("gpt --tasks small,nonsense --task_dir tasks",
-     "no task 'nonsense' in tasks; groups are exo, sat, mudd, recall and mqar"),
+     "no task 'nonsense' in tasks; groups are exo, sat, mudd, recall"),
     ("gpt --tasks sat --task_dir tasks", "no task 'wikitext' in tasks"),
     ("gpt --tasks small --task_dir nowhere", "--task_dir nowhere is not a folder"),
     ("gpt --tasks= --task_dir tasks", "no task ''"),
-    ("gpt none --tasks mqar", "none/ckpt.pt does not exist"),
-    ("gpt --tasks mqar --limit 3", "--limit cannot be used with --tasks mqar"),
+    ("gpt none --tasks small", "none/ckpt.pt does not exist"),
     ("gpt --json no/such/folder/x.json", "no/such/folder/x.json cannot be written"),
     ("gpt --tasks small --tokens 3 --data x", "--data and --tokens cannot be used with --tasks small"),
     ("gpt --tasks small --task_dir tasks --limit 0", "--limit must be at least 1"),
@@ -418,7 +417,7 @@ def test_mistakes(place, words, message, monkeypatch, capsys):
 def test_a_run_that_cannot_keep_its_scores(place, monkeypatch, capsys):
     """Is refused before the work."""
     monkeypatch.setattr(os, "access", lambda *args: False)
-    assert within("eval.py", eval_py.main, place / "gpt", "--tasks", "mqar", "--device", "cpu") == 2
+    assert within("eval.py", eval_py.main, place / "gpt", "--tasks", "small", "--task_dir", place / "tasks") == 2
     assert "eval.jsonl cannot be written there" in capsys.readouterr().err
 
 
@@ -429,11 +428,11 @@ def test_recall_reads_2048_tokens(tmp_path, monkeypatch):
         seen.append(lm.seq_len)
         scores = {"acc,none": 0.5, "acc_norm,none": 0.5, "contains,none": 0.5}
         return {"results": dict.fromkeys(names, scores), "n-shot": dict.fromkeys(names, words[1])}
-    monkeypatch.setattr(harness, "run_tasks", results)
-    groups = {name: [task for task, _ in harness.GROUPS[name][1].values()] for name in ("recall", "exo")}
+    monkeypatch.setattr(benchmarks, "run_tasks", results)
+    groups = {name: [task for task, _ in benchmarks.GROUPS[name][1].values()] for name in ("recall", "exo")}
     for seq_len in (None, 2500):
         args = argparse.Namespace(device="cpu", batch_tokens=100, seq_len=seq_len, num_fewshot=None, limit=None)
-        tables = harness.benchmarks(run, args, None, {**groups, "tasks": ["small"]})
+        tables = benchmarks.benchmarks(run, args, None, {**groups, "tasks": ["small"]})
         assert {name: {cell["shots"] for cell in table.values()} for name, table in tables.items()} == {
             "recall": {0, None}, "exo": {5, None}, "tasks": {None}}
         assert tables["recall"]["Avg."]["value"] == 50
@@ -450,7 +449,7 @@ def test_completion_task(place, tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "validation.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in docs))
     from lm_eval.tasks import TaskManager
-    config = harness.completion_task("x", str(tmp_path / "data"))
+    config = benchmarks.completion_task("x", str(tmp_path / "data"))
     task = TaskManager(include_defaults=False).load([config])["tasks"]["x"]
     assert [task.doc_to_text(doc) for doc in docs] == [
         "Anna met  Ben. The one she met was", "It rained in May. It rained in the month of"]

@@ -1,10 +1,9 @@
-"""Benchmarks: an adapter to lm_eval, the papers' tables, and associative recall, which does not need lm_eval."""
+"""Benchmarks: an adapter to lm_eval, and the papers' tables."""
 import re
 import sys
 from itertools import groupby
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map
@@ -44,7 +43,6 @@ GROUPS = {
 COMPLETION = {"triviaqa_completion": "hazyresearch/based_triviaqa", "nq_completion": "hazyresearch/based_nq_2048",
               "drop_completion": "hazyresearch/based_drop"}         # the data of tasks that lm_eval lacks
 PERCENT = re.compile(r"(.*_)?(acc|accuracy)(_.*)?|contains|exact_match")     # metrics in 0 ... 1, shown in percent
-MQAR_PAIRS = (4, 8, 16)
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")     # lm_eval's names, in its order
 
 
@@ -172,13 +170,13 @@ class HarnessLM(TemplateLM):
         bar = tqdm(zip(contexts, limits, stops), "continuations", len(asked), disable=disable_tqdm or None, leave=False)
         with self.autocast:
             for context, limit, stop in bar:
-                cache, new, made, found, text = self.Cache(self.model, 1, len(context) + limit), context, [], [], ""
-                while not found and len(made) < limit and not set(self.ends) & set(made):
-                    logits = self.model(torch.tensor([new], device=self._device), cache=cache)[0]
-                    new = [logits[0, -1, :self.n_vocab].argmax().item()]
-                    made += new
+                idx, made, text, found = torch.tensor([context], device=self._device), [], "", []
+                for token in self.model.generate(idx, limit, temperature=0, n_vocab=self.n_vocab):
+                    made.append(token.item())
                     text = self.encoding.decode([t for t in made if t < self.encoding.n_vocab and t not in self.ends])
                     found = [text.find(word) for word in stop if word and word in text]
+                    if found or made[-1] in self.ends:
+                        break
                 texts.append(text[:min(found, default=None)])
         return texts
 
@@ -223,7 +221,7 @@ def find_tasks(names, task_dir):
         tables["tasks"] = [name for name in names if name not in GROUPS]
     known = {*manager.all_tasks, *({} if task_dir else COMPLETION)}
     if unknown := [task for tasks in tables.values() for task in tasks if task not in known]:
-        raise UserError(f"no task {unknown[0]!r} in {task_dir or 'lm_eval'}; groups are {', '.join(GROUPS)} and mqar")
+        raise UserError(f"no task {unknown[0]!r} in {task_dir or 'lm_eval'}; groups are {', '.join(GROUPS)}")
     return manager, tables
 
 
@@ -273,36 +271,3 @@ def benchmarks(run, args, manager, tables):
             table["Avg."] = {"value": sum(accuracies) / len(accuracies), "stderr": None, "shots": None}
         found[name] = table
     return found
-
-
-def mqar_example(rng, n_pairs, eot, n_asked=1):
-    """int64 (1 + 2 n_pairs (1 + n_asked),): end-of-text, n_pairs of (key, value), and n_asked times the same reordered.
-
-    Keys are different ids in 0 ... 127, values ids in 128 ... 255. After the first round a key determines its value.
-    """
-    pairs = np.stack((rng.permutation(128)[:n_pairs], rng.integers(128, 256, n_pairs)), axis=1)
-    return np.concatenate(([eot], pairs.ravel(), *(rng.permutation(pairs).ravel() for _ in range(n_asked))))
-
-
-@torch.inference_mode()
-def mqar(run, device="auto", n_examples=256):
-    """{column: {"value", "stderr"}}: percent of queries whose most likely token is right, per number of pairs.
-
-    Multi-query associative recall (Arora et al., "Zoology", arXiv:2312.04927) on examples of mqar_example that no
-    training run has seen. For a model trained on `data_prep.py mqar`, or on any text with at least 257 token ids.
-    """
-    device, table = find_device(device), {}
-    model, tokenizer, config = nanodepth.load(run, device)
-    if model.config.vocab_size < 257:
-        raise UserError(f"{run} has {model.config.vocab_size} token ids, mqar needs 257")
-    with autocast(device, config["options"]["dtype"]):
-        for n in (n for n in MQAR_PAIRS if 4 * n <= model.config.max_len):
-            rng = np.random.default_rng((1, n))                             # (0, ...) is the training data
-            examples = [mqar_example(rng, n, tokenizer.eot_token) for _ in range(n_examples)]
-            tokens = torch.from_numpy(np.stack(examples)).to(device)
-            asked = slice(1 + 2 * n, None, 2)                               # the keys of the second round
-            answers = torch.cat([model(rows[:, :-1])[0][:, asked].argmax(-1) for rows in tokens.split(32)])
-            hits = (answers == tokens[:, 1:][:, asked]).double().mean(-1)   # (n_examples,)
-            error = hits.std().item() / n_examples ** 0.5
-            table[f"MQAR {n}"] = {"value": 100 * hits.mean().item(), "stderr": 100 * error}
-    return table

@@ -1,4 +1,4 @@
-"""record.py: every number against a known answer or a naive computation in float64."""
+"""inside.py: every number against a known answer or a naive computation in float64."""
 import math
 from itertools import product
 
@@ -11,7 +11,7 @@ from analysis import (  # noqa: F401
 
 import models
 import probes
-from nanodepth import record
+from nanodepth import inside
 
 CASES = [(name, options) for name in models.names() for options in ({}, *settings.of(name, "CASES"))]
 
@@ -22,15 +22,15 @@ def test_numbers_of_attention_against_loops():
     B, H, T = 3, 2, 12
     weights = torch.randn(B, H, T, T).masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf).softmax(-1)
     idx = torch.randint(4, (B, T))
-    found, share = record.induction(weights, idx)
+    found, share = inside.induction(weights, idx)
     sources = {(b, t): [s for s in range(1, t) if idx[b, s - 1] == idx[b, t]] for b, t in product(range(B), range(T))}
     assert share == sum(map(bool, sources.values())) / (B * T)
     for h in range(H):
         entropy = -sum(w * math.log(w) for w in weights[:, h].flatten().tolist() if w) / (B * T)
         sink = sum(weights[b, h, t, 0].item() for b in range(B) for t in range(1, T)) / (B * (T - 1))
         copying = sum(weights[b, h, t, s].item() for (b, t), at in sources.items() for s in at) / (B * T)
-        assert record.entropy(weights)[h].item() == pytest.approx(entropy)
-        assert record.sink(weights)[h].item() == pytest.approx(sink)
+        assert inside.entropy(weights)[h].item() == pytest.approx(entropy)
+        assert inside.sink(weights)[h].item() == pytest.approx(sink)
         assert found[h].item() == pytest.approx(copying)
 
 
@@ -40,7 +40,7 @@ def test_attention_weights_are_those_of_torch(kind):
     options = {"causal": dict(is_causal=True), "mask": dict(attn_mask=torch.ones(6, 6).tril(1).bool()),
                "bias": dict(attn_mask=torch.randn(6, 6), scale=0.3), "none": {}}[kind]
     seen = []
-    with record.SeeAttention(seen.append):
+    with inside.SeeAttention(seen.append):
         out = F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **options)
     assert len(seen) == 1 and torch.allclose(seen[0] @ v.repeat_interleave(2, 1), out, rtol=0, atol=1e-12)
 
@@ -50,13 +50,13 @@ def test_every_layer_and_head_is_where_it_belongs():
     model, (idx, targets) = random_model(ROOT), tokens(2, 40)
     with Arguments() as arguments, torch.no_grad():
         model(idx)
-    found = record.measure(model, [(idx, targets)])
+    found = inside.measure(model, [(idx, targets)])
     assert len(arguments.seen) == 3
     for layer, (q, k, _) in enumerate(arguments.seen):
         scores = torch.einsum("bhtd,bhsd->bhts", q, k.repeat_interleave(2, 1)) / math.sqrt(8)
         weights = scores.masked_fill(torch.ones(40, 40).triu(1).bool(), -math.inf).softmax(-1)
-        mass, share = record.induction(weights, idx)
-        wanted = {"entropy": record.entropy(weights), "sink": record.sink(weights), "induction": mass / share}
+        mass, share = inside.induction(weights, idx)
+        wanted = {"entropy": inside.entropy(weights), "sink": inside.sink(weights), "induction": mass / share}
         for name, x in wanted.items():
             assert found[name][layer] == pytest.approx(x.tolist()), name
         assert 0 < share < 1
@@ -75,19 +75,19 @@ def test_core_features():
     points = torch.linalg.qr(torch.randn(500, 3) - torch.randn(500, 3).mean(0))[0]
     points = torch.linalg.qr(points - points.mean(0))[0]            # centred, orthogonal: equal variances
     shifted = points @ plane.T + torch.randn(20)                    # rank 3, a mean that is not variance
-    assert record.core_features(*moments(shifted)) == 3
-    assert record.core_features(*moments((points * torch.tensor([1, 0.05, 0.05])) @ plane.T)) == 1
+    assert inside.core_features(*moments(shifted)) == 3
+    assert inside.core_features(*moments((points * torch.tensor([1, 0.05, 0.05])) @ plane.T)) == 1
     cube = torch.cat((torch.eye(150), -torch.eye(150)))
-    assert record.core_features(*moments(cube)) == 149                              # 99% of 150 equal ones: 148.5
-    assert record.core_features(*moments(torch.ones(50, 20))) == 0
+    assert inside.core_features(*moments(cube)) == 149                              # 99% of 150 equal ones: 148.5
+    assert inside.core_features(*moments(torch.ones(50, 20))) == 0
 
 
 def test_token_similarity_against_loops():
     x = torch.randn(2, 6, 5) + 1
     pairs = [F.cosine_similarity(x[b, i], x[b, j], dim=0).item()
              for b in range(2) for i in range(6) for j in range(6) if i != j]
-    assert record.token_similarity(x).item() == pytest.approx(sum(pairs) / len(pairs))
-    assert record.token_similarity(torch.ones(1, 4, 3)).item() == pytest.approx(1)
+    assert inside.token_similarity(x).item() == pytest.approx(sum(pairs) / len(pairs))
+    assert inside.token_similarity(torch.ones(1, 4, 3)).item() == pytest.approx(1)
 
 
 @torch.no_grad()
@@ -186,17 +186,17 @@ def test_models_that_cannot_be_watched():
 
 def test_a_copy_without_probes_is_watched_at_its_residual_stream():
     name = next(name for name in models.names() if hasattr(probes.find(name), "streams"))
-    plain, own = record.measure(random_model(name), [tokens()]), numbers(random_model(name))
+    plain, own = inside.measure(random_model(name), [tokens()]), numbers(random_model(name))
     assert plain["depth"] == {} and list(plain["adjacent"]) == ["x"] and len(own["adjacent"]) > 1
     assert all(plain[key] == own[key] for key in ("loss", "lens", "entropy", "layer_similarity", "core_features"))
 
 
 def test_hooks_go_also_after_an_error():
     model = random_model(ROOT)
-    with pytest.raises(ZeroDivisionError), record.recorded(model), record.replaced({model.embed: torch.zeros_like}):
+    with pytest.raises(ZeroDivisionError), inside.recorded(model), inside.replaced({model.embed: torch.zeros_like}):
         1 / 0
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-    with record.replaced({model.embed: torch.zeros_like}):
+    with inside.replaced({model.embed: torch.zeros_like}):
         assert passed(model).reads[0].abs().max() == 0
 
 
@@ -216,12 +216,12 @@ def test_copying_against_loops():
             if b >= 0:
                 losses[(a, b) in seen].append(-table[a].log_softmax(-1)[b].item())
             seen.add((a, b))
-    found = record.copying(model, [(idx[:2], targets[:2]), (idx[2:], targets[2:])])
+    found = inside.copying(model, [(idx[:2], targets[:2]), (idx[2:], targets[2:])])
     assert min(map(len, losses.values())) > 3
     assert found == {"repeated": pytest.approx(sum(losses[True]) / len(losses[True])),
                      "others": pytest.approx(sum(losses[False]) / len(losses[False])),
                      "share": len(losses[True]) / 32}
-    assert record.copying(model, [(idx[:, :1], targets[:, :1])])["repeated"] is None
+    assert inside.copying(model, [(idx[:, :1], targets[:, :1])])["repeated"] is None
 
 
 # -------------------------------------------------------------------------------------- what a model's log says of it
