@@ -4,7 +4,6 @@
     python data_prep.py fineweb-edu --shards 10                     public GPT-2 tokens, 100M a shard
     python data_prep.py text FILES... --name X --tokenizer gpt2     your .txt, .md, .jsonl or .parquet; whole folders
     python data_prep.py text FILES... --name X --train_bpe 8192     the same, with a vocabulary learned from it
-    python data_prep.py mqar                                        synthetic: associative recall
 
 nanodepth/data.py describes the format. Text that spells the end-of-text token stays ordinary text.
 """
@@ -17,6 +16,7 @@ import shutil
 import sysconfig
 import time
 import urllib.request
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -46,7 +46,7 @@ def new_folder(out):
 
 
 def in_val(key, frac):
-    """Whether the document `key` is for validation: a fixed pseudo-random choice of a fraction `frac`."""
+    """Whether the document with this text (or name) is for validation: a fixed pseudo-random choice of a fraction."""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") < frac * 2**64
 
 
@@ -69,9 +69,11 @@ def fill_folder(folder, texts, tokenizer, source, val_frac, shard_tokens=SHARD_T
             for split, tokens in pool.map(encoded, some):
                 writers[split].add(tokens)
     train, val = writers["train"], writers["val"]
-    if val_frac and not val.tokens:
+    if val_frac and train.fill > 1 and not val.tokens:
         n = min(max(round(val_frac * train.tokens), 1), train.fill // 2)
         val.add(np.concatenate(([encoding.eot_token], train.take_back(n))))
+        print(f"validation: no document was chosen, so it is the last {n:,} tokens of the text, even if they repeat "
+              "earlier text")
     for split, writer in writers.items():
         if writer.tokens < 2:
             raise UserError(f"no text for the {split} split in {source}: give more text, or files to --val")
@@ -123,29 +125,13 @@ def stdlib_texts():
     return texts
 
 
-def prepare_mqar(out, n_tokens=8_000_000) -> dict:
-    """Multi-query associative recall as a data folder of "byte" ids; returns its meta.json.
-
-    Examples have 4, 8 or 16 pairs. Each pair is asked three times, so that more tokens can be predicted.
-    """
-    from nanodepth.harness import MQAR_PAIRS, mqar_example              # imports lm_eval, if installed
-    encoding = load_tokenizer("byte")
-    widths, writers = token_bytes(encoding), {}
-    with new_folder(out) as tmp:
-        for split, amount, seed in (("train", n_tokens, 0), ("val", n_tokens // 40, 1)):
-            writers[split] = writer = Writer(tmp, split, SHARD_TOKENS, widths)
-            rng = np.random.default_rng((0, seed))                      # (1, ...) is what eval.py asks
-            while writer.tokens < amount:
-                writer.add(mqar_example(rng, rng.choice(MQAR_PAIRS), encoding.eot_token, n_asked=3))
-        return finish_folder(tmp, "byte", widths, writers, "multi-query associative recall")
-
-
 def prepare_text(files, out, tokenizer="gpt2", n_vocab=None, val_frac=None, val_files=(), field="text",
                  shard_tokens=SHARD_TOKENS) -> dict:
     """Text files, folders of them or patterns (see nanodepth/texts.py) as a data folder; returns its meta.json.
 
     n_vocab: learn a vocabulary of that size from the train documents, instead of `tokenizer`. val_files: the validation
     split; without them, a fixed pseudo-random val_frac of the documents, or the end of the text if that chooses none.
+    Equal documents are in the same split. Prints how many documents of val_files are also in `files`.
     """
     if val_frac is not None and not 0 < val_frac < 1:
         raise UserError(f"--val_frac {val_frac} must lie between 0 and 1")
@@ -158,11 +144,18 @@ def prepare_text(files, out, tokenizer="gpt2", n_vocab=None, val_frac=None, val_
         val_frac = min(max(400_000 / max(sum(map(os.path.getsize, files)), 1), 0.01), 0.1)
 
     def texts(label):
-        for i, text in enumerate(documents(files, field, label)):
-            is_val = i > 0 and not val_files and in_val(str(i), val_frac)   # the first one always trains
-            yield "val" if is_val else "train", text
+        held_out, copied, first = Counter(), set(), None
         for text in documents(val_files, field, label):
+            held_out[hash(text)] += 1
             yield "val", text
+        for text in documents(files, field, label):
+            first = first or text                                           # always trains, and so do its copies
+            if hash(text) in held_out:
+                copied.add(hash(text))
+            yield "val" if not val_files and text != first and in_val(text, val_frac) else "train", text
+        if held_out:
+            print(f"{label}: {sum(held_out[key] for key in copied):,} of the {held_out.total():,} validation documents "
+                  "are also in the training text")
 
     with new_folder(out) as tmp:
         if n_vocab is not None:
@@ -212,7 +205,7 @@ def fetch_shard(url, path):
 def parse(argv):
     """The function to call, and its arguments by name."""
     parser = Parser("data_prep.py", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="stdlib | text | fineweb-edu | mqar")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="stdlib | text | fineweb-edu")
 
     def add(name, function, text):
         command = commands.add_parser(name, help=text, description=text)
@@ -222,7 +215,6 @@ def parse(argv):
         return command
 
     add("stdlib", prepare_stdlib, "source of the running Python's standard library, without its tests, as bytes")
-    add("mqar", prepare_mqar, "synthetic: multi-query associative recall, for eval.py --tasks mqar")
     p = add("fineweb-edu", download_fineweb_edu, "FineWeb-Edu in GPT-2 tokens, 100M tokens (200 MB) a shard")
     p.add_argument("--shards", type=int, required=True, help="number of train shards, 1 to 99; those in --out are kept")
     p.add_argument("--url", dest="base_url", default=FINEWEB_URL,
@@ -254,7 +246,7 @@ def main(argv):
     prepare, args = parse(argv)
     began = time.perf_counter()
     prepare(**args)
-    data = Data(os.path.expanduser(args["out"]), checked=())
+    data = Data(os.path.expanduser(args["out"]))                        # makes its shards_index.json
     for split, n in data.meta.get("splits", {}).items():
         print(f"{split:5}  {n['documents']:,} documents, {n['tokens']:,} tokens, {n['bytes']:,} bytes, "
               f"{n['bytes'] / n['tokens']:.2f} bytes per token")

@@ -199,8 +199,8 @@ def say(ranks, text):
             sys.stdout = open(os.devnull, "w")
 
 
-def data_folder(options, ranks):
-    """The folder of --data. The first run makes the default data."""
+def open_data(options, ranks):
+    """The Data of --data. The first run makes the default data."""
     folder = find_folder(options.data)
     if options.data == "stdlib" and not folder.exists():
         folder = Path(os.path.relpath(ROOT / "data" / "stdlib"))
@@ -208,8 +208,9 @@ def data_folder(options, ranks):
             from data_prep import prepare_stdlib
             say(ranks, f"preparing {folder}, the Python standard library's own source text (once)")
             prepare_stdlib(folder)
-    ranks.share(None)                                                       # the others wait for the first
-    return folder
+    data = Data(folder) if ranks.rank == 0 else None
+    ranks.share(None)                               # the others wait while the first makes the data and reads new ones
+    return data or Data(folder)
 
 
 def seed_generators(seed):
@@ -256,7 +257,7 @@ def main(argv):
     if options.compile is None:
         options.compile = ranks.device.type == "cuda"
 
-    data = Data(data_folder(options, ranks))
+    data = open_data(options, ranks)
     model = build_model(options, config, flags, data, ranks.device)
     if ranks.rank:                                          # the same weights, but dropout of its own
         seed_generators(options.seed + ranks.rank)

@@ -2,12 +2,16 @@
 
 A data folder holds shards `train_000000.bin ...`, `val_000000.bin ...`, `meta.json` (tokenizer, counts, sha256 of each
 shard, source) and `token_bytes.npy`. A shard is a header of 256 int32, then uint16 tokens, all little-endian (the
-format of llm.c and modded-nanogpt). Each document starts with the end-of-text token.
+format of llm.c and modded-nanogpt). Each document starts with the end-of-text token. `shards_index.json` keeps the
+sha256 and the largest token of the shards, so that a shard is read again only after something has touched it.
 """
 import hashlib
 import json
 import os
 import re
+import sys
+import tempfile
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
@@ -36,6 +40,42 @@ def read_shard(path) -> np.memmap:
     return np.memmap(path, "<u2", "r", offset=4 * HEADER, shape=(n,))
 
 
+def index_entry(path):
+    """What shards_index.json says of a shard: {"size", "mtime_ns", "sha256" (of the file), "largest" (token id)}."""
+    with open(path, "rb") as f:
+        now, digest, largest = os.fstat(f.fileno()), hashlib.sha256(f.read(4 * HEADER)), 0
+        while piece := f.read(2**22):
+            digest.update(piece)
+            largest = max(largest, int(np.frombuffer(piece, "<u2").max()))
+    return {"size": now.st_size, "mtime_ns": now.st_mtime_ns, "sha256": digest.hexdigest(), "largest": largest}
+
+
+def index(folder, names, needed):
+    """{name: index_entry()} of at least the `needed` shards among `names`. Reads only those that were touched.
+
+    It is kept in the folder's shards_index.json or, if that cannot be written, below ~/.cache/nanodepth.
+    """
+    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16] + ".json"
+    files = folder / "shards_index.json", Path(os.path.expanduser("~/.cache/nanodepth"), name)
+    known, now = {}, {name: os.stat(folder / name) for name in names}
+    for file in files:
+        with suppress(OSError, ValueError):                                 # there is none, or a crash has cut it off
+            known |= {name: x for name, x in json.loads(file.read_bytes()).items() if name in now
+                      and (x["size"], x["mtime_ns"]) == (now[name].st_size, now[name].st_mtime_ns)}
+    new = [name for name in needed if name not in known]
+    if (size := sum(now[name].st_size for name in new)) > 10**9:
+        print(f"{folder}: reading {size / 1e9:.1f} GB of shards, which are new here or were touched", file=sys.stderr)
+    known |= {name: index_entry(folder / name) for name in new}
+    for file in files if new else ():
+        with suppress(OSError):                                             # next place if this one is read-only
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=file.parent) as own:       # other processes may write now, too
+                Path(own, file.name).write_text(json.dumps(known, indent=1))
+                os.replace(Path(own, file.name), file)
+            break
+    return known
+
+
 def split_of(name):
     """`train` or `val` if that is a word in a shard's file name, else None."""
     found = re.search(r"(?<![a-z])(train|val)(?![a-z]).*\.bin$", name)
@@ -46,8 +86,8 @@ class Data:
     """A folder of shards, memory-mapped. Without a meta.json, the shards count as public ones with GPT-2 tokens.
 
     Attributes: path, meta (dict), tokenizer (for load_tokenizer), vocab_size, n_train and n_val (tokens), token_bytes,
-    fingerprint (hex; changes with the data). To check the token ids, the `checked` splits are read once. UserError for
-    a folder that is missing, unfinished or without the shards in its meta.json, and for ids beyond the vocabulary.
+    fingerprint (hex, of the shards' names and content). UserError for a folder that is missing, unfinished or without
+    the shards in its meta.json, and for `checked` splits with other content than it says or ids beyond the vocabulary.
     """
 
     def __init__(self, path, checked=("train", "val")):
@@ -58,38 +98,38 @@ class Data:
                             "text), or name another folder with --data")
         self.read_meta()
         shards = {p.name: read_shard(p) for p in sorted(path.iterdir()) if split_of(p.name)}
-        recorded, sizes = self.meta.get("shards"), {name: len(tokens) for name, tokens in shards.items()}
-        if recorded is not None and sizes != {name: shard["tokens"] for name, shard in recorded.items()}:
+        recorded, sizes = self.recorded, {name: len(tokens) for name, tokens in shards.items()}
+        if self.meta and sizes != {name: shard["tokens"] for name, shard in recorded.items()}:
             raise UserError(f"{path}: its shards are not those that its meta.json lists: prepare the folder again")
-        digest = hashlib.sha256()
-        self.shards = {"train": [], "val": []}                                          # uint16 (n_tokens,) each
-        for name, tokens in shards.items():
-            if split_of(name) in checked and (largest := tokens.max()) >= self.vocab_size:
-                raise UserError(f"{path / name}: token id {largest} is beyond the vocabulary of {self.vocab_size:,} "
-                                f"({self.tokenizer}): another tokenizer made it")
-            ends = tokens[:2**15].tobytes() + tokens[-2**15:].tobytes()                 # 64 KiB each
-            sha256 = recorded[name]["sha256"] if recorded else hashlib.sha256(ends).hexdigest()
-            digest.update(f"{name} {len(tokens)} {sha256}\n".encode())
-            self.shards[split_of(name)].append(tokens)
-        for split, shards in self.shards.items():
-            if not shards:
+        self.shards = {split: [tokens for name, tokens in shards.items() if split_of(name) == split]
+                       for split in ("train", "val")}                                   # uint16 (n_tokens,) each
+        for split, found in self.shards.items():
+            if not found:
                 raise UserError(f"{path}: no {split} shard (*{split}*.bin) in the folder: "
                                 "prepare it with python data_prep.py")
         self.n_train, self.n_val = (sum(map(len, self.shards[split])) for split in ("train", "val"))
-        self.fingerprint = digest.hexdigest()[:16]
+        needed = [name for name in shards if not recorded or split_of(name) in checked]
+        known = index(path, shards, needed)
+        for name in needed:
+            if recorded and known[name]["sha256"] != recorded[name]["sha256"]:
+                raise UserError(f"{path / name}: its content is not what meta.json says (sha256): prepare the folder "
+                                "again, or copy or download this file again")
+            if (largest := known[name]["largest"]) >= self.vocab_size:
+                raise UserError(f"{path / name}: token id {largest} is beyond the vocabulary of {self.vocab_size:,} "
+                                f"({self.tokenizer}): another tokenizer made it")
+        content = "".join(f"{name} {n} {(recorded or known)[name]['sha256']}\n" for name, n in sizes.items())
+        self.fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def read_meta(self):
-        """Sets meta, tokenizer and vocab_size from meta.json, or to GPT-2's without one."""
+        """Sets meta, recorded, tokenizer and vocab_size from meta.json, or to GPT-2's without one."""
         file = self.path / "meta.json"
         if not file.exists() and (self.path / "token_bytes.npy").exists():
             raise UserError(f"{file} is missing: prepare the folder again")
         try:
             self.meta = json.loads(file.read_bytes()) if file.exists() else {}
             here = self.meta if file.exists() else {"tokenizer": "gpt2", "vocab_size": 50257, "shards": {}}
-            self.tokenizer, self.vocab_size, shards = here["tokenizer"], here["vocab_size"], here["shards"]
-            if not (type(self.tokenizer) is str and type(self.vocab_size) is int and 0 < self.vocab_size <= MAX_VOCAB
-                    and all(split_of(name) and type(x["tokens"]) is int and x["sha256"] for name, x in shards.items())):
-                raise ValueError("data_prep.py did not write this")
+            self.tokenizer, self.vocab_size = str(here["tokenizer"]), int(here["vocab_size"])
+            self.recorded = dict(here["shards"])                            # {name: {"tokens", "sha256"}}
         except (ValueError, AttributeError, TypeError, KeyError) as e:
             raise UserError(f"{file}: broken ({type(e).__name__}: {e}): prepare the folder again") from None
         if self.tokenizer not in ("gpt2", "byte"):
@@ -246,11 +286,19 @@ def run_data(run, config, name=None) -> Data:
         raise UserError(f"{run} was not trained here: name the data with --data")
     folder = find_folder(name, *Path(run).resolve().parents) if name else trained_folder(run, trained)
     data = Data(folder, checked=("val",))
-    if not name and data.fingerprint != trained["fingerprint"]:
-        raise UserError(f"{trained['path']} is no longer the data that {run} was trained on: name the original with "
-                        "--data")
+    if not name:
+        check_data(data, run, config)
     check_tokens(data, run, config)
     return data
+
+
+def check_data(data, run, config):
+    """UserError if the data are not those that the run folder with this config was trained on."""
+    if data.fingerprint != config["data"]["fingerprint"]:
+        older = "" if data.meta else (", or the run is from before folders without a meta.json had a fingerprint of "
+                                      "their whole content (see docs/data.md)")
+        raise UserError(f"{data.path} is not the data that {run} was trained on ({config['data']['path']}), or has "
+                        f"changed since{older}: name the original with --data")
 
 
 def check_tokens(data, run, config):

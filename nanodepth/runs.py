@@ -27,6 +27,7 @@ import torch
 import models
 from nanodepth import ran
 from nanodepth.cli import UserError, one_line
+from nanodepth.data import check_data
 from nanodepth.devices import processor
 
 OF_A_RUN = {"config.json", "source", "log.jsonl", "tokenizer.tiktoken"}             # written before a checkpoint
@@ -282,9 +283,7 @@ class Run:
         config, step = checkpoint["config"], checkpoint["step"]
         run, code = cls(path, options, ranks, config), ran.code(models.module(options.model))
         run.edited = changed(path, config, code)
-        if config["data"]["fingerprint"] != data.fingerprint:
-            raise UserError(f"{data.path} is not the data that {path} was trained on ({config['data']['path']}), "
-                            "or has changed since: name the original with --data")
+        check_data(data, path, config)
         take_weights(model, checkpoint, f"{models.path(options.model)} as it is today (see {path}/source)", path)
         try:
             for optimizer, state in zip(optimizers, checkpoint["optimizers"], strict=True):

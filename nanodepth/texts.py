@@ -71,9 +71,10 @@ def documents(files, field="text", label="reading"):
     """Yields the text of each document in files of KINDS, in order.
 
     field: which field of .jsonl and .parquet has the text. Skips rows whose text is empty or null, and prints how many.
+    Prints how many lines of a .txt or .md hold <|endoftext|> but separate nothing, because there is more on them.
     UserError with file and line if something cannot be read.
     """
-    n_empty, files = 0, [str(file) for file in files]
+    n_empty, n_kept, files = 0, 0, [str(file) for file in files]
     total = sum(map(os.path.getsize, files))
     with tqdm(total=total, unit="B", unit_scale=True, desc=label, disable=None, leave=False) as bar:
         for file in files:
@@ -82,7 +83,10 @@ def documents(files, field="text", label="reading"):
                 if disk.read(len(POINTER)) == POINTER:
                     raise UserError(f"{file}: a Git LFS pointer and not the file itself: run git lfs pull")
                 disk.seek(0)
-                for text in KINDS[kind_of(file)](disk, field):
+                read = KINDS[kind_of(file)]
+                for text in read(disk, field):
+                    if read is text_documents and EOT in text:
+                        n_kept += sum(EOT in line for line in text.split("\n"))
                     bar.update(begin + disk.tell() - bar.n)
                     if text:
                         yield text
@@ -90,6 +94,8 @@ def documents(files, field="text", label="reading"):
                         n_empty += 1
     if n_empty:
         print(f"{label}: skipped {n_empty:,} rows without text")
+    if n_kept:
+        print(f"{label}: kept {n_kept:,} lines with {EOT} and more as text; alone on its line, it separates documents")
 
 
 def unpacked(disk, new_frame):

@@ -1,6 +1,7 @@
 """Data folders and files of text, for the tests of data."""
 import base64
 import gzip
+import hashlib
 import json
 import lzma
 import struct
@@ -22,11 +23,13 @@ def shard_bytes(tokens, magic=20240520, version=1, count=None):
 
 
 def make(folder, train, val=([1, 2, 3],), meta=None):
-    """A data folder with these shards (lists of ids)."""
+    """A data folder with these shards (lists of ids). A dict `meta` gets the sha256 of those that it lists."""
     folder.mkdir()
     for split, shards in (("train", train), ("val", val)):
         for i, tokens in enumerate(shards):
             (folder / f"{split}_{i:06d}.bin").write_bytes(shard_bytes(tokens))
+    for name, shard in meta["shards"].items() if isinstance(meta, dict) and isinstance(meta["shards"], dict) else ():
+        shard["sha256"] = hashlib.sha256((folder / name).read_bytes()).hexdigest() if (folder / name).exists() else ""
     if meta is not None:
         (folder / "meta.json").write_text(meta if isinstance(meta, str) else json.dumps(meta), encoding="utf-8")
     return folder
@@ -34,7 +37,7 @@ def make(folder, train, val=([1, 2, 3],), meta=None):
 
 def meta_of(shards, **changes):
     return {"version": 1, "tokenizer": "byte", "vocab_size": 257, "splits": {}, "source": "test",
-            "shards": {k: {"tokens": n, "sha256": "0" * 64} for k, n in shards.items()}} | changes
+            "shards": {k: {"tokens": n} for k, n in shards.items()}} | changes
 
 
 def ranks_file(path, tokens):

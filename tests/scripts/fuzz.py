@@ -123,9 +123,9 @@ def command_line(readers, rng, scripts):
 
 
 def tree_of(folder):
-    """{path: hash of the contents} without the lock files of runs."""
+    """{path: hash of the contents} without the lock files of runs and what is known of shards."""
     return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() if p.is_file() else "folder"
-            for p in sorted(folder.rglob("*")) if p.name != ".lock"}
+            for p in sorted(folder.rglob("*")) if p.name not in (".lock", "shards_index.json")}
 
 
 def case(rng, readers, folder, scripts):

@@ -56,14 +56,58 @@ def test_text_against_a_naive_reference(tmp_path, name):
 def test_how_much_is_for_validation(tmp_path, monkeypatch, size, frac):
     """1% of much text, 400 kB of less, 10% of little, by the size on the disk; always the same documents."""
     assert [i for i in range(60) if data_prep.in_val(str(i), 0.1)] == [9, 39, 49, 51, 55]
-    file = write_docs(tmp_path / "a.txt", map(str, range(400)))
+    docs = [f"text {i}" for i in range(400)]
+    file = write_docs(tmp_path / "a.txt", docs)
     monkeypatch.setattr(os.path, "getsize", lambda path: size)
     data_prep.prepare_text([file], tmp_path / "out", "byte")
     text = tokenizers.load_tokenizer("byte").decode(splits_of(tmp_path / "out")["val"])
-    assert text.split(EOT)[1:] == [str(i) for i in range(400) if data_prep.in_val(str(i), frac)]
+    assert text.split(EOT)[1:] == [doc for doc in docs if data_prep.in_val(doc, frac)]
 
 
-def test_val_when_no_document_falls_to_it(tmp_path):
+@pytest.mark.parametrize("frac", [0.1, 0.999])
+def test_copies_of_a_document_are_in_one_split(tmp_path, capsys, frac):
+    """The same documents in two files, also the first one, which always trains."""
+    docs = [f"text {i}" for i in range(400)]
+    files = [write_docs(tmp_path / name, docs) for name in ("a.jsonl", "a.jsonl.gz")]
+    data_prep.prepare_text(files, tmp_path / "out", "byte", val_frac=frac)
+    texts = {split: tokenizers.load_tokenizer("byte").decode(ids).split(EOT)[1:]
+             for split, ids in splits_of(tmp_path / "out").items()}
+    assert sorted(texts["train"] + texts["val"]) == sorted(2 * docs) and docs[0] in texts["train"]
+    assert texts["val"] and not [text for text in texts["val"] if text in texts["train"]]
+
+
+def test_val_documents_that_also_train_are_counted(tmp_path, monkeypatch, capsys):
+    docs, val = [*"abcdeffg"], [*"bbfxyzz"]
+    write_docs(tmp_path / "a.jsonl", docs)
+    write_docs(tmp_path / "b.txt", val)
+    code, out, err = main(monkeypatch, capsys, tmp_path, "text", "a.jsonl", "--val", "b.txt", "--name", "x",
+                          "--tokenizer", "byte")
+    n = sum(doc in docs for doc in val)
+    assert code == 0 and f"encoding: {n} of the {len(val)} validation documents are also in the training text\n" in out
+    ids = {split: [token for doc in some for token in (256, *doc.encode())]
+           for split, some in (("train", docs), ("val", val))}
+    assert splits_of(tmp_path / "data/x") == ids, err
+
+
+@pytest.mark.parametrize("words", ["text a.txt --name x --tokenizer byte", "stdlib --out data/x", "fineweb-edu"])
+def test_even_the_first_start_reads_nothing(tmp_path, monkeypatch, capsys, words):
+    write_docs(tmp_path / "a.txt", [f"some words here {i}" for i in range(1000)])
+    (tmp_path / "mirror").mkdir()
+    for i, split in enumerate(("val", "train")):
+        (tmp_path / f"mirror/finewebedu_{split}_00000{i}.bin").write_bytes(shard_bytes([50256, 5, 6]))
+    words += f" --shards 1 --url {(tmp_path / 'mirror').as_uri()} --out data/x" if words == "fineweb-edu" else ""
+    assert main(monkeypatch, capsys, tmp_path, *words.split())[0] == 0
+    index = json.loads((tmp_path / "data/x/shards_index.json").read_bytes())
+    assert {name: entry["sha256"] for name, entry in index.items()} == {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in tmp_path.glob("data/x/*.bin")}
+    for file in tmp_path.glob("data/x/*.bin"):                          # other content that looks as if untouched
+        before = os.stat(file)
+        file.write_bytes(file.read_bytes()[:-2] + b"\0\0")
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    Data(tmp_path / "data/x")
+
+
+def test_val_when_no_document_falls_to_it(tmp_path, capsys):
     """It is the end of the text; and the first document always trains."""
     text = "".join(chr(97 + i % 26) for i in range(999))
     meta = data_prep.prepare_text([write_docs(tmp_path / "a.txt", [text])], tmp_path / "out", "byte", val_frac=0.1,
@@ -71,6 +115,7 @@ def test_val_when_no_document_falls_to_it(tmp_path):
     ids = [256, *text.encode()]
     assert splits_of(tmp_path / "out") == {"train": ids[:900], "val": [256, *ids[900:]]}
     assert {split: n["bytes"] for split, n in meta["splits"].items()} == {"train": 899, "val": 100}
+    assert capsys.readouterr().out.startswith("validation: no document was chosen, so it is the last 100 tokens of")
     data_prep.prepare_text([write_docs(tmp_path / "b.txt", [*"abc"])], tmp_path / "b", "byte", val_frac=0.999999)
     assert splits_of(tmp_path / "b") == {"train": [256, 97], "val": [256, 98, 256, 99]}
 
@@ -159,7 +204,7 @@ def test_no_half_made_folder(tmp_path, number, code):
 
 def test_full_disk(tmp_path, monkeypatch, capsys):
     """A file that cannot grow as the disk is full: one line, and nothing is left."""
-    write_docs(tmp_path / "a.txt", ["some words here"] * 1000)
+    write_docs(tmp_path / "a.txt", [f"some words here {i}" for i in range(1000)])
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**14, limits[1]))
     try:

@@ -1,5 +1,6 @@
 """Runs that go on: longer than planned, with other options, from other weights, after a broken file or a Ctrl-C."""
 import copy
+import hashlib
 import json
 import random
 import re
@@ -18,7 +19,7 @@ import data_prep
 import models
 import muon
 import train
-from folders import ranks_file
+from folders import make, ranks_file
 from nanodepth import runs
 from nanodepth.cli import UserError
 from small import SMALL, assert_same_run, flags, inside, losses, near, rows, start, vals
@@ -98,6 +99,27 @@ def test_what_may_change(data, whole, scripts, tmp_path):
     assert losses(tmp_path / "a") == losses(whole)
     assert [row["step"] for row in rows(tmp_path / "a", "val")] == [0, 10, 20, 30, 33, 36, 39, 40]
     assert rows(tmp_path / "a", "val")[-1]["eval_tokens"] == 300
+
+
+def test_data_that_an_older_run_knew_by_their_ends(scripts, tmp_path):
+    """Without a meta.json a fingerprint was of 64 KiB at each end of a shard. Such a run is neither resumed nor told
+    that its data have changed."""
+    folder, digest = make(tmp_path / "data", [[5, 6, 7] * 100], [[5, 6, 7] * 9]), hashlib.sha256()
+    for file in sorted(folder.glob("*.bin")):
+        raw = file.read_bytes()[1024:]
+        digest.update(f"{file.name} {len(raw) // 2} {hashlib.sha256(raw + raw).hexdigest()}\n".encode())
+    few = {**SMALL, "max_steps": 1, "warmup_steps": 1, "d_model": 8}
+    done = scripts.run("train.py", *flags(**few, data=folder, out=tmp_path / "run"))
+    assert done.returncode == 0 and "is finished" in resumed(scripts, tmp_path / "run"), done.stderr
+    checkpoint = torch.load(tmp_path / "run/ckpt.pt", weights_only=True)
+    checkpoint["config"]["data"]["fingerprint"] = digest.hexdigest()[:16]
+    torch.save(checkpoint, tmp_path / "run/ckpt.pt")
+    scored = scripts.run("eval.py", tmp_path / "run")
+    assert scored.returncode == 2
+    for said in (resumed(scripts, tmp_path / "run", code=2), scored.stderr):
+        assert "or the run is from before folders without a meta.json had a fingerprint of their whole content" in said
+        assert said.count("\n") == 1
+    assert scripts.run("eval.py", tmp_path / "run", "--data", folder).returncode == 0
 
 
 def test_init_from(data, whole, scripts, tmp_path):

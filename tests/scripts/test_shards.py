@@ -1,7 +1,11 @@
 """Token shards and Data, the loader, against bytes made by hand and naive loops."""
 import hashlib
+import json
+import os
 import random
 import re
+import struct
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +13,7 @@ import pytest
 import torch
 
 from folders import make, meta_of, shard_bytes
+from nanodepth import data
 from nanodepth.cli import UserError
 from nanodepth.data import Data, find_folder, read_shard
 from nanodepth.shards import write_shard
@@ -130,13 +135,100 @@ def test_fingerprint_follows_the_data(tmp_path):
     long = list(range(1000)) * 200
     base = Data(make(tmp_path / "a", [long])).fingerprint
     assert base == Data(make(tmp_path / "b", [long])).fingerprint and re.fullmatch("[0-9a-f]{16}", base)
-    changed = [[1] + long[1:]], [long[:-1] + [1]], [long[:-1]], [long, [1]]
-    assert len({base, *(Data(make(tmp_path / f"c{i}", c)).fingerprint for i, c in enumerate(changed))}) == 5
-    names = {"train_000000.bin": len(long), "val_000000.bin": 3}
-    with_meta = [Data(make(tmp_path / f"m{i}", [[0] * len(long)], meta=m)).fingerprint for i, m in enumerate(
-        [meta_of(names), meta_of(names) | {"source": "x"},
-         meta_of(names) | {"shards": {k: {"tokens": n, "sha256": "1"} for k, n in names.items()}}])]
-    assert with_meta[0] == with_meta[1] != with_meta[2]
+    middle = long[:100_000] + [1] + long[100_001:]
+    changed = [[1] + long[1:]], [long[:-1] + [1]], [middle], [long[:-1]], [long, [1]]
+    assert len({base, *(Data(make(tmp_path / f"c{i}", c)).fingerprint for i, c in enumerate(changed))}) == 6
+    names = {"train_000000.bin": 200_000, "val_000000.bin": 3}
+    said = "".join(f"{name} {n} {hashlib.sha256((tmp_path / 'a' / name).read_bytes()).hexdigest()}\n"
+                   for name, n in names.items())
+    assert base == hashlib.sha256(said.encode()).hexdigest()[:16]
+    for i, meta in enumerate((meta_of(names, vocab_size=1000), meta_of(names, vocab_size=1000, source="x"))):
+        assert Data(make(tmp_path / f"m{i}", [long], meta=meta)).fingerprint == base
+
+
+def entry_of(file):
+    """What shards_index.json must say of a shard, naively."""
+    raw = file.read_bytes()
+    return {"size": len(raw), "mtime_ns": os.stat(file).st_mtime_ns, "sha256": hashlib.sha256(raw).hexdigest(),
+            "largest": max(struct.unpack(f"<{len(raw) // 2 - 512}H", raw[1024:]))}
+
+
+def reads(monkeypatch):
+    """A list to which each shard that is read adds its name."""
+    names, real = [], data.index_entry
+    monkeypatch.setattr(data, "index_entry", lambda path: names.append(path.name) or real(path))
+    return names
+
+
+def test_only_what_was_touched_is_read(tmp_path, monkeypatch):
+    """Both with and without a meta.json, and after the index was cut off. What nobody validates on is not read."""
+    long, read = [i % 50_000 for i in range(3_000_000)], reads(monkeypatch)              # of several pieces
+    counts = {"train_000000.bin": len(long), "train_000001.bin": 2, "val_000000.bin": 3}
+    for name, meta in (("with", meta_of(counts, vocab_size=50_000)), ("without", None)):
+        folder = make(tmp_path / name, [long, [7, 49_999]], meta=meta)
+        index, fingerprint = folder / "shards_index.json", Data(folder, checked=("val",)).fingerprint
+        assert read == (["val_000000.bin"] if meta else [*counts])
+        assert Data(folder).fingerprint == fingerprint and sorted(read) == [*counts]
+        assert json.loads(index.read_bytes()) == {shard: entry_of(folder / shard) for shard in counts}
+        for change, again in ((lambda: None, []), (lambda: index.write_bytes(index.read_bytes()[:99]), [*counts]),
+                              (lambda: os.utime(folder / "train_000001.bin"), ["train_000001.bin"])):
+            read.clear()
+            change()
+            assert Data(folder).fingerprint == fingerprint == Data(folder).fingerprint and read == again
+            assert json.loads(index.read_bytes()) == {shard: entry_of(folder / shard) for shard in counts}
+        read.clear()
+    (folder / "train_000000.bin").unlink()                                              # one shard less
+    assert Data(folder).n_train == 2 and not read
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_other_content_of_the_right_size(tmp_path, indexed):
+    """Half of a shard is zeros. With a meta.json it is refused, unless it is not checked; without one, the data are
+    others."""
+    tokens = [1 + i % 50_000 for i in range(200_000)]
+    meta = meta_of({"train_000000.bin": len(tokens), "val_000000.bin": 3}, vocab_size=50_001)
+    for folder in (make(tmp_path / "with", [tokens], meta=meta), make(tmp_path / "without", [tokens])):
+        before, shard = Data(folder).fingerprint, folder / "train_000000.bin"
+        if not indexed:
+            (folder / "shards_index.json").unlink()
+        raw = shard.read_bytes()
+        shard.write_bytes(raw[:101_024] + bytes(200_000) + raw[301_024:])
+        os.utime(shard, ns=(0, 0))
+        if folder.name == "with":
+            for _ in range(2):
+                with pytest.raises(UserError, match=f"^{shard}: its content is not what meta.json says .*: prepare the "
+                                                    "folder again, or copy or download this file again$"):
+                    Data(folder)
+            assert Data(folder, checked=("val",)).fingerprint == before
+        else:
+            assert Data(folder).fingerprint != before
+        shard.write_bytes(raw)                                                          # copied again
+        assert Data(folder).fingerprint == before
+
+
+def test_the_index_of_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
+    """It is in the home, by the folder's absolute path; without a home, all is read each time."""
+    read, names = reads(monkeypatch), ["train_000000.bin", "val_000000.bin"]
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    for name in "ab":
+        (make(tmp_path / name, [[1, 2]]) / "shards_index.json").mkdir()                        # stops root, too
+        assert Data(name).fingerprint == Data(tmp_path / name).fingerprint and read == names
+        read.clear()
+    assert len(list((tmp_path / "home/.cache/nanodepth").iterdir())) == 2
+    monkeypatch.setenv("HOME", "/proc/none")
+    assert Data("a").fingerprint == Data("b").fingerprint and read == 2 * names
+    assert not list((tmp_path / "a/shards_index.json").iterdir())
+
+
+def test_many_at_once_make_one_index(tmp_path):
+    folder = make(tmp_path / "d", TRAIN)
+    with ThreadPoolExecutor(8) as pool:
+        assert len({*pool.map(lambda i: i % 9 == 0 and (folder / "shards_index.json").unlink(missing_ok=True)
+                              or Data(folder).fingerprint, range(200))}) == 1
+    entries = {shard.name: entry_of(shard) for shard in folder.glob("*.bin")}
+    assert {p.name for p in folder.iterdir()} == {*entries, "shards_index.json"}
+    assert json.loads((folder / "shards_index.json").read_bytes()) == entries
 
 
 def test_token_bytes_of_a_folder(tmp_path):
@@ -182,7 +274,7 @@ def test_find_folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("meta, words", [
     ("{", "meta.json: broken"), ("[]", "meta.json: broken"), ("\xff", "meta.json: broken"),
-    (meta_of({"train_000000.bin": 4, "val_000000.bin": 3}, vocab_size="257"), "meta.json: broken"),
+    (meta_of({"train_000000.bin": 4, "val_000000.bin": 3}, vocab_size="many"), "meta.json: broken"),
     (meta_of({}) | {"shards": ["train_000000.bin"]}, "meta.json: broken"),
     (meta_of({"train_000000.bin": 4, "val_000000.bin": 3}, tokenizer="../own.tiktoken"), "not a file in the folder"),
     *((meta_of(names), "d: its shards are not those that its meta.json lists") for names in (

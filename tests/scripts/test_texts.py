@@ -34,6 +34,18 @@ def test_documents_of_a_text_file(tmp_path):
         docs(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n")
 
 
+def test_lines_with_a_separator_and_more_are_counted(tmp_path, capsys):
+    """And kept. In a .jsonl nothing separates documents but the line."""
+    lines = ["a", EOT, f" {EOT}", "b", f"{EOT} {EOT}", f"c {EOT} d", EOT, "e", f"{EOT}\t"]
+    (tmp_path / "a.md").write_text("\n".join(lines), encoding="utf-8")
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": "\n".join(lines)}), encoding="utf-8")
+    texts = list(documents([tmp_path / "a.md", tmp_path / "b.jsonl"], label="encoding"))
+    assert texts == ["a", "\n".join(lines[2:6]), "\n".join(lines[7:]), "\n".join(lines)]
+    n = sum(EOT in line and line != EOT for line in lines)
+    assert capsys.readouterr().out == (f"encoding: kept {n} lines with {EOT} and more as text; alone on its line, it "
+                                       "separates documents\n")
+
+
 def test_fields_of_a_jsonl_file(tmp_path, capsys):
     """A null or empty text is counted and left out; a missing one is an error."""
     file = tmp_path / "a.jsonl"

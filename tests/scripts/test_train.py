@@ -18,6 +18,7 @@ import torch
 
 import data_prep
 import models
+import nanodepth
 import probes
 import settings
 import train
@@ -310,10 +311,23 @@ def test_names_and_places(data, scripts, tmp_path, monkeypatch):
     assert cli.run_folder("runs/gpt-tiny/ckpt.pt") == str(home / "runs" / "gpt-tiny")
     assert cli.run_folder("runs/other") == "runs/other"
     ranks, made = SimpleNamespace(rank=0, share=lambda value: value), []
-    monkeypatch.setattr(data_prep, "prepare_stdlib", lambda folder: made.append(folder) or Path(folder).mkdir())
+    monkeypatch.setattr(data_prep, "prepare_stdlib",
+                        lambda folder: made.append(folder) or shutil.copytree(home / "data/text", folder))
     for name, folder in (("text", "text"), ("stdlib", "stdlib"), ("stdlib", "stdlib")):     # found from then on
-        assert train.data_folder(train.Options(data=name), ranks).resolve() == home / "data" / folder
+        assert train.open_data(train.Options(data=name), ranks).path.resolve() == home / "data" / folder
     assert len(made) == 1 and not list(away.iterdir())
+
+
+def test_the_first_rank_reads_for_all(data, tmp_path, monkeypatch):
+    """It has read all shards when the others go on, and these read none."""
+    folder, log = shutil.copytree(data, tmp_path / "data", ignore=shutil.ignore_patterns("shards_index.json")), []
+    monkeypatch.setattr(nanodepth.data, "index_entry", lambda path, real=nanodepth.data.index_entry:
+                        log.append(path.name) or real(path))
+    for rank, read in ((0, ["train_000000.bin", "val_000000.bin"]), (1, [])):
+        ranks = SimpleNamespace(rank=rank, share=lambda value: log.append("shared"))
+        assert train.open_data(train.Options(data=str(folder)), ranks).n_train > 0
+        assert log == [*read, "shared"]
+        log.clear()
 
 
 @pytest.mark.parametrize("name", models.names())
