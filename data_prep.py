@@ -10,6 +10,7 @@ nanodepth/data.py describes the format. Text that spells the end-of-text token s
 import contextlib
 import hashlib
 import http.client
+import json
 import os
 import platform
 import shutil
@@ -25,7 +26,7 @@ import numpy as np
 from tqdm import tqdm
 
 from nanodepth.cli import Parser, UserError, run_script, shell
-from nanodepth.data import Data, read_shard, split_of
+from nanodepth.data import Data, index, read_shard, split_of
 from nanodepth.runs import folder_atomically, write_atomically
 from nanodepth.shards import Writer, finish_folder
 from nanodepth.texts import KNOWN, documents, text_files
@@ -170,7 +171,7 @@ def prepare_text(files, out, tokenizer="gpt2", n_vocab=None, val_frac=None, val_
 def download_fineweb_edu(out, shards, base_url=FINEWEB_URL):
     """Downloads train shards 1 ... `shards`, and last the val shard, without which nothing can train on the folder.
 
-    Existing shards are kept. UserError if a download fails.
+    Existing shards are kept. Then makes meta.json and token_bytes.npy. UserError if a download fails.
     """
     if not 1 <= shards <= 99:
         raise UserError(f"--shards {shards}: choose 1 to 99, which is what the dataset has")
@@ -182,6 +183,16 @@ def download_fineweb_edu(out, shards, base_url=FINEWEB_URL):
     for name in tqdm(names, unit=" shards", disable=None, leave=False):
         if not (out / name).exists():
             fetch_shard(f"{base_url.rstrip('/')}/{name}", out / name)
+    names = sorted(p.name for p in out.iterdir() if split_of(p.name))
+    known = index(out, names, names)
+    shards = {name: {"tokens": len(read_shard(out / name)), "sha256": known[name]["sha256"]} for name in names}
+    meta = {"version": 1, "source": base_url, "tokenizer": "gpt2", "vocab_size": 50257, "splits": {}, "shards": shards}
+    write_atomically(out / "meta.json", lambda file: file.write(json.dumps(meta, indent=1).encode()))
+    try:                                                                # so that training needs no network
+        widths = token_bytes(load_tokenizer("gpt2"))
+        write_atomically(out / "token_bytes.npy", lambda file: np.save(file, widths))
+    except UserError as e:
+        print(f"bits per byte wait for the lengths of the tokens: {e}")
 
 
 def fetch_shard(url, path):
