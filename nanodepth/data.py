@@ -295,8 +295,8 @@ def run_data(run, config, name=None) -> Data:
 def check_data(data, run, config):
     """UserError if the data are not those that the run folder with this config was trained on."""
     if data.fingerprint != config["data"]["fingerprint"]:
-        older = "" if data.meta.get("splits") else (", or the run is from before folders without a meta.json had a fingerprint of "
-                                      "their whole content (see docs/data.md)")
+        older = ("" if data.meta.get("splits") else ", or the run is from before folders without a meta.json had a "
+                 "fingerprint of their whole content (see docs/data.md)")
         raise UserError(f"{data.path} is not the data that {run} was trained on ({config['data']['path']}), or has "
                         f"changed since{older}: name the original with --data")
 
