@@ -130,9 +130,11 @@ def take_weights(model, checkpoint, what, run_dir):
         model.load_state_dict(checkpoint["model"])
     except (KeyError, TypeError, AttributeError, RuntimeError) as e:
         raise UserError(f"the weights of {run_dir} do not fit {what}: {one_line(e)[:200]}") from None
+    saved, first = checkpoint["model"], {}
     for name, weight in model.state_dict().items():                         # one parameter may have two names
-        if not torch.equal(weight.cpu(), checkpoint["model"][name].to(weight.dtype)):
-            raise UserError(f"the weights of {run_dir} do not fit {what}: {name} is the same parameter as another one, "
+        other = first.setdefault(weight.data_ptr() if weight.numel() else name, name)
+        if name != other and not torch.allclose(saved[name], saved[other], rtol=0, atol=0, equal_nan=True):
+            raise UserError(f"the weights of {run_dir} do not fit {what}: {name} is the same parameter as {other}, "
                             "which has other numbers there")
 
 
@@ -238,7 +240,7 @@ class Run:
 
     path; config, as in config.json; start: the first step; saved: the step of the newest checkpoint; evaluated: the
     step of the newest validation before `start`; both -1 if there is none; save_failed: whether writing the latest
-    checkpoint failed; edited: the files of code that are not those of the run's first steps.
+    checkpoint failed; edited: the files of code that have changed since it last trained.
     """
 
     def __init__(self, path, options, ranks, config):

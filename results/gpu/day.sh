@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What waits for a GPU, the most valuable first, in pieces: each writes what it has finished, and goes on when called again.
-#     bash results/gpu/day.sh                     everything that is not done yet: about two hours of an H100 or H200
+#     bash results/gpu/day.sh                     everything that is not done yet: hours of an H100 or H200
 #     LIMIT=540 bash results/gpu/day.sh           540 seconds of it; the next call goes on
 #     bash results/gpu/day.sh '^study-30m$'       only the pieces whose names match
 #     SIZE=tiny bash results/gpu/day.sh           the same in tiny shapes, on a CPU too: a test of this script

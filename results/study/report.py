@@ -31,7 +31,7 @@ from nanodepth import curves, pictures  # noqa: E402
 FRONT = {"gpt --gate elementwise": "gpt-gated", "resformer": "resformer-half"} | {name: name for name in (  # README
     "satformer exoformer nuresformer exoformer_dynamic denseformer muddformer attnres attnres_block "
     "hyperconnections mhc").split()}
-IGNORED = ("code", "torch")                     # that of many days: losses of equal seeds were compared, see the page
+IGNORED = ("code", "torch")                     # the runs were made over many days, at many commits
 SHOWN = 13                                                              # systems in the picture, none of LATER
 
 
