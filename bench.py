@@ -36,7 +36,7 @@ import models  # noqa: E402
 from nanodepth import presets, timing  # noqa: E402
 from nanodepth.cli import Parser, out_file, out_of_memory, pick, run_script  # noqa: E402
 from nanodepth.devices import (  # noqa: E402
-    choose_dtype, find_device, peak_flops, processor)
+    choose_dtype, find_device, in_words, peak_flops, processor)
 
 SHAPE = dict(n_layer=12, d_model=384, n_head=6, vocab_size=8192, seq_len=512)       # without a preset
 FLAGS = ("n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "vocab_size", "seq_len")
@@ -184,7 +184,7 @@ def main(argv):
     device = args.device = find_device(args.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    args.dtype = choose_dtype(device, args.dtype)
+    args.dtype, used = choose_dtype(device, args.dtype), in_words(device)       # before we use its memory
     rows = [timing.Row(spec, args, shape) for spec in args.models or models.names()]
     size = shape["vocab_size"], (args.batch, args.seq_len)
     args.ids = [torch.randint(*size, generator=torch.Generator().manual_seed(i)).to(device) for i in range(2)]
@@ -192,7 +192,7 @@ def main(argv):
     gpt = models.config("gpt", **pick(models.module("gpt").Config, shape))
     cpu = f"{processor()}, {torch.get_num_threads()} threads"
     head = {"date": time.strftime("%Y-%m-%d"), "torch": str(torch.__version__), "python": platform.python_version(),
-            "chip": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu}
+            "chip": used if device.type == "cuda" else cpu}
     for name in ("dtype", "compile", "batch", "seq_len", "rounds", "prompt", "new_tokens"):
         head[name] = getattr(args, name)
     print(", ".join(f"{key} {value}" for key, value in {**head, **asdict(gpt)}.items()))

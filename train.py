@@ -33,7 +33,7 @@ from nanodepth import presets, ran, runs, scoring
 from nanodepth.cli import ROOT, Parser, UserError, add_options, pick, run_folder, run_script, shell, user_errors
 from nanodepth.data import Batches, Data, check_tokens, find_folder, trained_folder
 from nanodepth.devices import (
-    Ranks, autocast, choose_dtype, compile_model, flops_per_token, leave_together, peak_bytes, peak_flops)
+    Ranks, autocast, choose_dtype, compile_model, flops_per_token, in_words, leave_together, peak_bytes, peak_flops)
 
 
 @dataclass
@@ -225,7 +225,7 @@ def build_model(options, config, flags, data, device):
     if "vocab_size" in flags and config["vocab_size"] < data.vocab_size:
         raise UserError(f"--vocab_size {config['vocab_size']} is smaller than that of the data, {data.vocab_size}")
     config["vocab_size"] = max(config.get("vocab_size", 0), data.vocab_size)
-    if not (options.resume or options.init_from):           # a GPU multiplies rows of whole 128 bytes faster
+    if not ({"vocab_size", "resume", "init_from"} & flags.keys()):  # a GPU multiplies rows of whole 128 bytes faster
         config["vocab_size"] = 64 * math.ceil(config["vocab_size"] / 64)
     seed_generators(options.seed)
     model = models.build(options.model, **config)
@@ -249,7 +249,7 @@ def main(argv):
     if options.wandb:
         import wandb  # noqa: F401  (if it is missing, fail now)
     ranks = Ranks(options.device, options.deterministic)
-    options.dtype = choose_dtype(ranks.device, options.dtype)
+    options.dtype, device = choose_dtype(ranks.device, options.dtype), in_words(ranks.device)
     asked = replace(options)                                            # the rest is what this machine offers
     if ranks.device.type == "cpu":
         torch.set_num_threads(options.threads or torch.get_num_threads())
@@ -281,7 +281,7 @@ def main(argv):
     say(ranks, f"{options.batch_tokens:,} tokens/step = {batches.micro} seq x {options.seq_len:,} x {batches.n_micro} "
                f"micro-steps x {ranks.world} ranks; {options.max_steps:,} steps = {n_tokens:,} tokens = "
                f"{batches.n_epochs:.2g} epochs")
-    say(ranks, f"{ranks.device}{f' ({options.threads} threads)' if options.threads else ''}, {options.dtype}, "
+    say(ranks, f"{device}{f' ({options.threads} threads)' if options.threads else ''}, {options.dtype}, "
                f"{'compiled' if options.compile else 'eager'}, torch {torch.__version__}; "
                f"to resume: {shell('train.py', '--resume', run.path)}")
     if options.resume:

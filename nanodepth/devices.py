@@ -1,9 +1,9 @@
 """The device of a run, what it can do, and the processes that share the work."""
+import math
 import os
 import platform
 import resource
 import sys
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from unittest.mock import patch
@@ -77,6 +77,14 @@ def processor():
     return names[0] if names else platform.processor()
 
 
+def in_words(device):
+    """The device as a line says it: a GPU's name, and how much of its memory is free."""
+    if device.type != "cuda":
+        return str(device)
+    free, total = (n / 2 ** 30 for n in torch.cuda.mem_get_info(device))
+    return f"{device}, {torch.cuda.get_device_name(device)}, {free:.1f} of {total:.1f} GiB free"
+
+
 def peak_flops(device):
     """Dense bf16 FLOP/s from the vendor's data sheet, or None for a chip that is not in the list."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
@@ -88,20 +96,21 @@ def peak_flops(device):
 def flops_per_token(model, T):
     """Forward FLOPs per token at T tokens of context: matrix products and attention, by torch's counter.
 
-    Takes no memory or arithmetic, unless the model looks at its numbers (`.item()`).
+    Takes no memory or arithmetic. NaN, and a line, for a model that looks at its numbers (`.item()`).
     """
-    def count(device):
-        with torch.device(device), torch.random.fork_rng(devices=[]):
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
             copy, idx = type(model)(model.config).eval(), torch.zeros(1, T, dtype=torch.long)
         # autocast does not know the device "meta", nor the counter the CPU's own attention
         with (FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH),
               patch("torch.is_autocast_enabled", lambda *_: False)):
             copy(idx)
-        return counter.get_total_flops() / T
-
-    with suppress(RuntimeError):
-        return count("meta")
-    return count("cpu")
+    except RuntimeError as e:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"FLOPs are not counted: {type(model).__module__} does not run on torch's device \"meta\" "
+                  f"({one_line(e)[:200]})", file=sys.stderr)
+        return math.nan
+    return counter.get_total_flops() / T
 
 
 def peak_bytes(device):

@@ -105,7 +105,10 @@ def load(run_dir, device="cpu"):
             raise UserError(f"{file} has been edited since Python imported it, and {run_dir} was trained with the new "
                             "text: start Python (the notebook) again")
         print(f"{file} has changed since {run_dir} began, which has a copy: {run_dir}/source", file=sys.stderr)
-    return model.to(device).eval(), config | {"step": checkpoint["step"]}
+    step, last = checkpoint["step"], config["options"].get("max_steps")
+    if last and step < last:                                                # still in training, or interrupted
+        print(f"{run_dir} is at step {step} of {last}", file=sys.stderr)
+    return model.to(device).eval(), config | {"step": step}
 
 
 def check_options(run_dir, config):

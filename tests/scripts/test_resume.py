@@ -32,13 +32,15 @@ def resumed(scripts, *words, code=0):
     return done.stdout if code == 0 else done.stderr
 
 
-def test_a_longer_run_is_the_one_that_was_longer_from_the_start(data, scripts, tmp_path, monkeypatch):
+def test_a_longer_run_is_the_one_that_was_longer_from_the_start(data, scripts, tmp_path, monkeypatch, capsys):
     """With AdamW; Muon's momentum rises over a quarter of a short run, so that there only the length must fit."""
     short = {**SMALL, "optimizer": "adamw", "max_steps": 40}                # its decay begins at step 32
     for name, steps in (("short", 40), ("long", 60)):
         assert inside(*flags(**{**short, "max_steps": steps}, data=data, out=tmp_path / name)) == 0
     kept = tmp_path / "short" / "before_decay"
-    assert runs.read_checkpoint(kept)["step"] == 32 and runs.read_checkpoint(tmp_path / "long")["step"] == 60
+    capsys.readouterr()
+    assert runs.load(kept)[1]["step"] == 32 and f"{kept} is at step 32 of 40\n" == capsys.readouterr().err
+    assert runs.load(tmp_path / "long")[1]["step"] == 60 and not capsys.readouterr().err
     said = resumed(scripts, tmp_path / "short", "--max_steps", 60, code=2)
     assert "at step 40 of 40" in said and "begins at step 32" in said
     assert f"copy {kept} to a new folder" in said and len(said.splitlines()) == 1

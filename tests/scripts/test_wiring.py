@@ -58,8 +58,8 @@ def test_options_reach_the_optimizers(data, tmp_path, monkeypatch, capsys):
     assert f"{flops / 1e6:,.1f} MFLOPs/token" in capsys.readouterr().out
 
 
-def test_flops_of_a_model_that_looks_at_its_numbers():
-    """2 x 4 x 8 for the product, 4 x 16 x 8 for attention. The random numbers of training are not touched."""
+def test_flops_of_a_model_that_looks_at_its_numbers(capsys):
+    """Nothing is built or computed for them, at any size: a line says why there are none. Random numbers stay."""
     class Net(torch.nn.Module):
         def __init__(self, config):
             super().__init__()
@@ -67,10 +67,12 @@ def test_flops_of_a_model_that_looks_at_its_numbers():
 
         def forward(self, idx):
             x = idx.new_ones(1, 1, idx.size(1), 4, dtype=torch.float) @ self.w
-            return F.scaled_dot_product_attention(x, x, x, is_causal=True) if self.w.max().item() < 2 else None
+            return F.scaled_dot_product_attention(x, x, x, is_causal=True) if self.config or self.w.max().item() else 0
 
-    net, state = Net(None), torch.get_rng_state()
-    assert flops_per_token(net, 16) == 64 + 512 and torch.equal(torch.get_rng_state(), state)
+    looks, plain, state = Net(None), Net(True), torch.get_rng_state()
+    assert flops_per_token(plain, 16) == 64 + 512 and not capsys.readouterr().err   # 2 x 4 x 8, and 4 x 16 x 8
+    assert math.isnan(flops_per_token(looks, 16)) and torch.equal(torch.get_rng_state(), state)
+    assert "FLOPs are not counted" in (line := capsys.readouterr().err) and "item()" in line and __name__ in line
 
 
 def test_the_seed_is_of_batches_and_of_weights(data):
@@ -121,6 +123,20 @@ def test_dtype_of_a_cpu(chip, dtype, monkeypatch):
 def test_peaks(name, peak, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     assert devices.peak_flops(torch.device("cuda")) == peak and devices.peak_flops(CPU) is None
+
+
+def test_a_gpu_in_words(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (40 * 2 ** 30, 80 * 2 ** 30))
+    assert devices.in_words(torch.device("cuda:1")) == "cuda:1, NVIDIA H100, 40.0 of 80.0 GiB free"
+
+
+def test_the_vocabulary_is_padded_unless_it_is_asked_for():
+    data, options = SimpleNamespace(vocab_size=257), train.Options(seq_len=16)
+    paper = {"vocab_size": 57601}
+    for given, config, size in (({}, {}, 320), ({}, paper, 57664), (paper, paper, 57601)):
+        model = train.build_model(options, {**config, **SIZE}, given, data, CPU)
+        assert model.config.vocab_size == model.head.weight.size(0) == size
 
 
 def test_how_to_resume(monkeypatch):
