@@ -71,7 +71,7 @@ def weight_files(source):
 
 
 def read(layout, source):
-    """(config, {name: tensor}, step, tokens) of a published checkpoint. UserError if it cannot be read."""
+    """(config, {name: tensor}, step) of a published checkpoint. UserError if it cannot be read."""
     if layout in FILES:
         saved = read_file(source)
         config, tensors = saved["model_args"], saved["model"]
@@ -83,7 +83,7 @@ def read(layout, source):
                 raise UserError(f"{twice[0]} is in two files of {source}, one is {file.name}: move the older away")
             tensors |= more
     tensors = {name.removeprefix("_orig_mod."): tensor for name, tensor in tensors.items()}
-    return config, tensors, saved.get("step", 0), saved.get("tokens_processed", 0)
+    return config, tensors, saved.get("step", 0)
 
 
 def fill(model, rows, tensors, unread):
@@ -152,7 +152,7 @@ def choose_tokenizer(asked, layout, source, published, vocab_size):
 def convert(layout, source, out, asked=None):
     """Makes the run folder `out`; returns a line about it. UserError if that cannot be done."""
     try:
-        published, tensors, step, tokens = read(layout, source)
+        published, tensors, step = read(layout, source)
         name, options, rows, unread = LAYOUTS[layout](published, tensors)
     except KeyError as e:
         raise UserError(f"{source} has no {e.args[0]}") from None
@@ -164,8 +164,7 @@ def convert(layout, source, out, asked=None):
     run = {"model": name, "model_config": asdict(model.config), **tokenizer,
            "data": {"path": "", "fingerprint": ""}, "options": options,
            "converted": {"layout": layout, "source": str(source), "config": published}}
-    checkpoint = {"model": state, "optimizers": [], "step": step, "tokens": tokens, "config": run,
-                  "rng": torch.empty(0, dtype=torch.uint8), "tokenizer": run["tokenizer"]}
+    checkpoint = {"model": state, "optimizers": [], "step": step}
     with runs.folder_atomically(out) as folder:
         runs.write_text(folder / "config.json", json.dumps(run, indent=1, default=str))
         runs.write_atomically(folder / "ckpt.pt", lambda f: torch.save(checkpoint, f))

@@ -1,4 +1,6 @@
-"""Muon, and which optimizer trains which parameter at which learning rate.
+"""The optimizers: which one trains which parameter, at which learning rate. Muon is here; AdamW is torch's.
+
+Your own: write a function like muon_and_adamw() below, and name it in OPTIMIZERS. `--optimizer NAME` then takes it.
 
 Muon replaces the momentum of each weight matrix by (nearly) the closest semi-orthogonal matrix, so that every direction
 moves by the same amount. K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024).
@@ -58,8 +60,10 @@ class Muon(torch.optim.Optimizer):
                 raise ValueError(f"Muon is for matrices, not for a parameter of shape {tuple(p.shape)}")
 
     @torch.no_grad()
-    def step(self):
-        """Updates the parameters."""
+    def step(self, closure=None):
+        """Updates the parameters. Returns the loss of the closure, which computes the gradients again, or None."""
+        with torch.enable_grad():
+            loss = closure() if closure else None
         for group in self.param_groups:
             stacks = {}                                                   # matrices of one shape are one stack
             for p in group["params"]:
@@ -73,6 +77,7 @@ class Muon(torch.optim.Optimizer):
             for params, updates in self.updates(list(stacks.values()), group["momentum"]):
                 updates = updates.to(params[0].dtype)
                 self.apply(params, updates, group["lr"], group["weight_decay"], group["second_moment"])
+        return loss
 
     def updates(self, stacks, momentum):
         """Yields (matrices of one shape, their orthogonal updates (N, .., rows, cols)), each matrix once.
@@ -128,20 +133,6 @@ class Muon(torch.optim.Optimizer):
         return out * (norm[0] / norm[1].clamp(min=1e-10))
 
 
-def momentum_span(max_steps):
-    """For how many steps Muon's momentum rises at the start, and falls at the end: 100, at most a quarter of all."""
-    return max(1, min(100, max_steps // 4))
-
-
-def momentum_at(step, max_steps):
-    """Muon's momentum at a step: it rises linearly from 0.85 to 0.95 at the start, and falls back at the end.
-
-    (ExoFormer's code; the paper does not mention it.)
-    """
-    span = momentum_span(max_steps)
-    return 0.85 + (0.95 - 0.85) * min(1.0, step / span, (max_steps - step) / span)
-
-
 def split_params(model):
     """(matrices, rest): the weights of all nn.Linear inside model.blocks, and every other parameter; each once.
 
@@ -170,25 +161,70 @@ def mixing_params(model):
     return [p for p in split_params(model)[1] if id(p) not in usual]
 
 
-def optimizers(model, kind, muon_lr, adamw_lr, weight_decay, second_moment=None, dtype=None, mix_lr=None):
-    """The optimizers of a run: [Muon, AdamW] for kind "muon", [AdamW] for "adamw". Only the matrices decay.
+# ---------------------------------------------------------------------------------------------- the optimizers of a run
 
-    muon_lr is for the matrices, adamw_lr for embeddings, head, norms and biases, mix_lr for mixing_params(model) (None:
-    adamw_lr). second_moment and dtype are Muon's. Each group holds its peak rate in "peak_lr", for the schedule.
+
+def muon_and_adamw(matrices, others, options):
+    """Muon for the matrices and AdamW for the others."""
+    dtype = torch.bfloat16 if options.dtype == "bf16" else None
+    return [Muon(matrices, options.muon_lr, options.weight_decay, second_moment=options.second_moment, dtype=dtype),
+            torch.optim.AdamW(others, betas=(0.9, 0.95), eps=1e-8, fused=True)]
+
+
+def adamw(matrices, others, options):
+    """AdamW for everything."""
+    first = dict(params=matrices, lr=options.adamw_lr, weight_decay=options.weight_decay)
+    return [torch.optim.AdamW([first, *others], betas=(0.9, 0.95), eps=1e-8, fused=True)]
+
+
+OPTIMIZERS = {"muon": muon_and_adamw, "adamw": adamw}                       # the values of --optimizer
+
+
+def optimizers(model, options):
+    """[optimizer] that options.optimizer names, for train.py's options. Only the matrices of split_params() decay.
+
+    A function in OPTIMIZERS gets these matrices and, as groups with their learning rates, the other parameters:
+    embeddings, head, norms and biases (adamw_lr), and mixing_params() (mix_lr, or else adamw_lr). Each group of the
+    optimizers holds its peak rate in "peak_lr", for set_step().
     """
     matrices, rest = split_params(model)
     mixing = {id(p) for p in mixing_params(model)}
-    mix_lr = adamw_lr if mix_lr is None else mix_lr
-    groups = [dict(params=[p for p in rest if id(p) not in mixing], lr=adamw_lr, weight_decay=0.0),
+    mix_lr = options.adamw_lr if options.mix_lr is None else options.mix_lr
+    groups = [dict(params=[p for p in rest if id(p) not in mixing], lr=options.adamw_lr, weight_decay=0.0),
               dict(params=[p for p in rest if id(p) in mixing], lr=mix_lr, weight_decay=0.0)]
-    if kind == "muon":
-        found = [Muon(matrices, muon_lr, weight_decay, second_moment=second_moment, dtype=dtype)]
-    else:
-        found, groups = [], [dict(params=matrices, lr=adamw_lr, weight_decay=weight_decay), *groups]
-    groups = [group for group in groups if group["params"]]
-    found.append(torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8, fused=True))
+    found = OPTIMIZERS[options.optimizer](matrices, [group for group in groups if group["params"]], options)
     names = {p: name for name, p in model.named_parameters()}
     for group in (group for optimizer in found for group in optimizer.param_groups):
         group["peak_lr"] = group["lr"]
         group["names"] = [names[p] for p in group["params"]]                # by which a resumed run finds their state
     return found
+
+
+def set_step(optimizers, step, lr_scale, options):
+    """Sets the learning rates, as a fraction of their peaks, and Muon's momentum for optimizer step `step` (from 0)."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * lr_scale
+            if isinstance(optimizer, Muon):
+                group["momentum"] = momentum_at(step, options.max_steps)
+
+
+def constant_until(options):
+    """The step after which rate or momentum falls: up to it a wsd run can be made longer. Cosine: -1."""
+    n_momentum = momentum_span(options.max_steps) if options.optimizer == "muon" else 0
+    n_last = max(n_momentum, round(options.decay_frac * options.max_steps))
+    return options.max_steps - n_last if options.schedule == "wsd" else -1
+
+
+def momentum_span(max_steps):
+    """For how many steps Muon's momentum rises at the start, and falls at the end: 100, at most a quarter of all."""
+    return max(1, min(100, max_steps // 4))
+
+
+def momentum_at(step, max_steps):
+    """Muon's momentum at a step: it rises linearly from 0.85 to 0.95 at the start, and falls back at the end.
+
+    (ExoFormer's code; the paper does not mention it.)
+    """
+    span = momentum_span(max_steps)
+    return 0.85 + (0.95 - 0.85) * min(1.0, step / span, (max_steps - step) / span)

@@ -12,13 +12,10 @@ import math
 import os
 import random
 import signal
-import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from itertools import takewhile
-from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")     # before torch: spinning threads stall on a busy machine
 
@@ -29,8 +26,8 @@ import torch
 import models
 import muon
 import probes
-from nanodepth import presets, ran, runs, scoring
-from nanodepth.cli import ROOT, Parser, UserError, add_options, pick, run_folder, run_script, shell, user_errors
+from nanodepth import presets, runs, scoring
+from nanodepth.cli import Parser, UserError, add_options, pick, run_script, shell, signals, user_errors
 from nanodepth.data import Batches, Data, check_tokens, find_folder, trained_folder
 from nanodepth.devices import (
     Ranks, autocast, choose_dtype, compile_model, flops_per_token, in_words, leave_together, peak_bytes, peak_flops)
@@ -54,7 +51,7 @@ class Options:                      # the preset changes some of these values: -
     batch_tokens: int = 8192        # tokens per optimizer step, over all ranks
     seq_len: int = 1024             # tokens per sequence
     micro_batch: int | None = None  # sequences per forward pass and rank: speed, memory only; none: up to 32,768 tokens
-    optimizer: str = "muon"         # muon (for the blocks' matrices, AdamW for the rest) | adamw
+    optimizer: str = "muon"         # muon (for the blocks' matrices, AdamW for the rest) | adamw; yours: see muon.py
     muon_lr: float = 0.02           # Muon's peak learning rate
     adamw_lr: float = 0.004         # AdamW's peak rate: embeddings, head, norms; with --optimizer adamw also matrices
     mix_lr: float | None = None     # AdamW's peak rate for the mixing parameters, see muon.py; none: adamw_lr
@@ -73,7 +70,7 @@ class Options:                      # the preset changes some of these values: -
 
     def __post_init__(self):
         models.check_types(Options, vars(self))
-        choices = dict(optimizer="muon adamw", schedule="wsd cosine", dtype="auto bf16 fp32")
+        choices = dict(optimizer=" ".join(muon.OPTIMIZERS), schedule="wsd cosine", dtype="auto bf16 fp32")
         most = dict(decay_frac=1, final_lr_frac=1, second_moment=1, warmup_steps=10 ** 9, weight_decay=10 ** 9,
                     seed=2 ** 63 - 1, threads=2 ** 31 - 1)                  # these may be 0, other numbers may not
         for name, value in vars(self).items():
@@ -93,9 +90,6 @@ class Options:                      # the preset changes some of these values: -
 
 # ---------------------------------------------------------------------------------------------------- the command line
 
-MAY_CHANGE = ran.FREE - {"seed", "preset", "out", "deterministic"} | {"max_steps"}             # when a run is resumed
-
-
 def parse(argv):
     """(Options, dict of the model's Config fields, dict of the flags as given). UserError for a mistake.
 
@@ -108,61 +102,29 @@ def parse(argv):
     for name, word in vars(asked).items():
         if word == "":
             raise UserError(f"--{name} is empty: give a name, or leave it out")
-    if asked.resume == "auto":
-        if asked.out is None:
-            raise UserError("--resume auto needs --out: the folder to continue, or to begin")
-        asked.resume = asked.out if (Path(asked.out) / "ckpt.pt").exists() else None
-    old, options = {}, {}
-    if source := asked.resume or asked.init_from:
-        checkpoint = runs.read_checkpoint(run_folder(source))
-        old = checkpoint["config"]
-        runs.check_options(source, old)
-        if asked.resume and "converted" in old:
-            raise UserError(f"{source} holds converted weights, which cannot be resumed: "
-                            f"start a new run with --init_from {source}")
-        options = old["options"] if asked.resume else {}
+    old = runs.earlier(asked)
+    preset = old["options"] if asked.resume else presets.find(asked.preset or Options.preset)
     model = asked.model or old.get("model", Options.model)
-    preset = {} if asked.resume else presets.find(asked.preset or Options.preset)      # a run's options are complete
-    defaults = {**preset, "model": model, **options, **old.get("model_config", {})}
+    defaults = {"model": model, **preset, **old.get("model_config", {})}
     config_class = models.module(model).Config
     for name in {f.name for f in fields(config_class)} & vars(Options).keys():
         raise UserError(f"models/{model}.py: Config.{name} is an option of train.py too: rename it")
     parser = Parser("train.py", description=__doc__, epilog=f"models: {', '.join(models.names())}\n"
                                                             f"presets: {', '.join(presets.PRESETS)}")
     add_options(parser, "training", Options, defaults)
-    add_options(parser, f"model {model}", config_class, {"vocab_size": "the data's", **defaults})
+    add_options(parser, f"model {model}", config_class, {"vocab_size": "the data's, padded to 64 x n", **defaults})
     flags = vars(parser.parse_args(argv))
-    if flags.get("resume") == "auto":
-        flags["resume"] = asked.resume
-        if asked.resume:
-            del flags["out"]
-    for key, value in flags.items() if asked.resume else ():
-        if key not in MAY_CHANGE and value != defaults.get(key):
-            raise UserError(f"--{key} {value} contradicts the run in {asked.resume}, which has "
-                            f"{defaults.get(key)}: leave it out")
-    flags |= {name: run_folder(flags[name]) for name in ("resume", "init_from") if flags.get(name)}
+    flags |= {name: vars(asked)[name] for name in ("resume", "init_from") if name in flags}
+    if asked.resume:
+        if asked.out is None:                                               # of --resume auto, which has found the run
+            flags.pop("out", None)
+        runs.check_flags(flags, asked.resume, defaults)
     chosen, config = pick(Options, {**defaults, **flags}), pick(config_class, {**defaults, **flags})
     if not asked.resume and "warmup_steps" not in flags:                    # the preset's, but at most all steps
         chosen["warmup_steps"] = min(chosen.get(name, getattr(Options, name)) for name in ("warmup_steps", "max_steps"))
-    options = Options(**chosen)
-    if asked.resume and "data" not in flags and (folder := trained_folder(options.resume, old["data"])).is_dir():
-        options.data = str(folder)
-    if asked.resume and "max_steps" in flags and flags["max_steps"] != defaults["max_steps"]:
-        check_length(options, replace(options, max_steps=defaults["max_steps"]), checkpoint["step"])
-    return options, config, flags
-
-
-def check_length(options, old, step):
-    """UserError if a run with the options `old` cannot continue from this step with other max_steps."""
-    run, first = options.resume, min(old, options, key=constant_until)              # old, if they are equal
-    kept, falls = Path(run) / "before_decay", constant_until(first)
-    if step > falls:
-        why = ("a cosine schedule has one length" if falls < 0 else
-               f"the decay of a run of {first.max_steps} steps begins at step {falls}")
-        how = (f"copy {kept} to a new folder and --resume that" if first is old and kept.exists() else
-               f"start a new run with --init_from {run}")
-        raise UserError(f"--max_steps {options.max_steps}: {run} is at step {step} of {old.max_steps}, and "
-                        f"{why}: {how}")
+    if asked.resume and "data" not in flags:
+        chosen["data"] = str(trained_folder(old["data"]))
+    return Options(**chosen), config, flags
 
 
 # --------------------------------------------------------------------------------------------------------- the schedule
@@ -180,37 +142,19 @@ def lr_scale(step, options):
     return 1.0 - (1 - options.final_lr_frac) * decayed
 
 
-def constant_until(options):
-    """The step after which rate or momentum decays: up to it a wsd run can be made longer. Cosine: -1."""
-    n_momentum = muon.momentum_span(options.max_steps) if options.optimizer == "muon" else 0
-    n_last = max(n_momentum, round(options.decay_frac * options.max_steps))
-    return options.max_steps - n_last if options.schedule == "wsd" else -1
-
-
 # ------------------------------------------------------------------------------------------------------------- the run
-
-
-def say(ranks, text):
-    """Prints a line from the first rank. The run goes on even if nobody reads stdout any more."""
-    if text and ranks.rank == 0:
-        try:
-            print(text, flush=True)
-        except OSError:                                                     # a closed pipe or terminal
-            sys.stdout = open(os.devnull, "w")
 
 
 def open_data(options, ranks):
     """The Data of --data. The first run makes the default data."""
     folder = find_folder(options.data)
-    if options.data == "stdlib" and not folder.exists():
-        folder = Path(os.path.relpath(ROOT / "data" / "stdlib"))
-        if ranks.rank == 0:
-            from data_prep import prepare_stdlib
-            say(ranks, f"preparing {folder}, the Python standard library's own source text (once)")
-            prepare_stdlib(folder)
-    data = Data(folder) if ranks.rank == 0 else None
+    if options.data == "stdlib" and not folder.exists() and ranks.rank == 0:
+        from data_prep import prepare_stdlib
+        ranks.say("preparing data/stdlib, the Python standard library's own source text (once)")
+        prepare_stdlib()
+    data = Data(find_folder(options.data)) if ranks.rank == 0 else None
     ranks.share(None)                               # the others wait while the first makes the data and reads new ones
-    return data or Data(folder)
+    return data or Data(find_folder(options.data))
 
 
 def seed_generators(seed):
@@ -263,60 +207,40 @@ def main(argv):
         seed_generators(options.seed + ranks.rank)
     batches = Batches(data, options, ranks, model)
     with user_errors(f"models/{options.model}.py: "):
-        optimizers = muon.optimizers(
-            model, options.optimizer, options.muon_lr, options.adamw_lr, options.weight_decay, options.second_moment,
-            torch.bfloat16 if options.dtype == "bf16" else None, options.mix_lr)
+        optimizers = muon.optimizers(model, options)
     flops = 3 * flops_per_token(model, options.seq_len)                     # backward costs twice forward
-    if options.resume:
-        run = runs.Run.resume(options, flags, model, data, ranks, optimizers)
-    else:
-        run = runs.Run.new(asked, model, data, ranks)
+    run = (runs.Run.resume(options, flags, model, optimizers, data, ranks) if options.resume else
+           runs.Run.new(options, asked, model, optimizers, data, ranks))
 
     n_params, n_matrix = (sum(p.numel() for p in some) for some in (model.parameters(), muon.split_params(model)[0]))
-    n_tokens, size = options.max_steps * options.batch_tokens, model.config.vocab_size
-    say(ranks, f"{options.model}, preset {options.preset}: {n_params:,} parameters, {n_matrix:,} in matrices of the "
-               f"blocks ({options.optimizer}; the rest adamw); {flops / 1e6:,.1f} MFLOPs/token")
-    say(ranks, f"{data.path}: {data.n_train:,} training tokens, {data.n_val:,} for validation, vocabulary "
-               f"{data.vocab_size:,}{f', padded to {size:,}' if size != data.vocab_size else ''}")
-    say(ranks, f"{options.batch_tokens:,} tokens/step = {batches.micro} seq x {options.seq_len:,} x {batches.n_micro} "
-               f"micro-steps x {ranks.world} ranks; {options.max_steps:,} steps = {n_tokens:,} tokens = "
-               f"{batches.n_epochs:.2g} epochs")
-    say(ranks, f"{device}{f' ({options.threads} threads)' if options.threads else ''}, {options.dtype}, "
-               f"{'compiled' if options.compile else 'eager'}, torch {torch.__version__}; "
-               f"to resume: {shell('train.py', '--resume', run.path)}")
+    size = model.config.vocab_size
+    ranks.say(f"{options.model}, preset {options.preset}: {n_params:,} parameters, {n_matrix:,} in matrices of the "
+              f"blocks ({options.optimizer}); {flops / 1e6:,.1f} MFLOPs/token; {device}"
+              f"{f' ({options.threads} threads)' if options.threads else ''}, {options.dtype}, "
+              f"{'compiled' if options.compile else 'eager'}, torch {torch.__version__}")
+    ranks.say(f"{data.path}: {data.n_train:,} training tokens, {data.n_val:,} for validation, vocabulary "
+              f"{data.vocab_size:,}{f', padded to {size:,}' if size != data.vocab_size else ''}; "
+              f"{options.max_steps:,} steps = {batches.n_epochs:.2g} epochs")
+    ranks.say(f"{options.batch_tokens:,} tokens/step = {batches.micro} seq x {options.seq_len:,} x {batches.n_micro} "
+              f"micro-steps x {ranks.world} ranks; to resume: {shell('train.py', '--resume', run.path)}")
+    if run.edited:
+        ranks.say(f"{', '.join(run.edited)}: changed since the run began, which has a copy: {run.path}/source")
     if options.resume:
-        if run.edited:
-            say(ranks, f"{', '.join(run.edited)}: changed since the run began, which has a copy: {run.path}/source")
-        say(ranks, f"going on at step {run.start} of {options.max_steps}" if run.start < options.max_steps else
-            f"{run.path} is finished: it has all its {options.max_steps} steps")
+        ranks.say(f"going on at step {run.start} of {options.max_steps}" if run.start < options.max_steps else
+                  f"{run.path} is finished: it has all its {options.max_steps} steps")
     elif options.init_from:
-        say(ranks, f"starting with the weights of {options.init_from}, and so with its shape")
+        ranks.say(f"starting with the weights of {options.init_from}, and so with its shape")
     if options.compile:
-        say(ranks, "compiling: the first validation and the first step take longer, up to some minutes")
-
-    signals = []                                                            # a second one ends the process at once
-
-    def on_signal(number, frame):
-        signals.append(number)
-        signal.signal(number, signal.SIG_DFL)
-        if ranks.rank == 0:
-            with suppress(OSError):                                         # the terminal may be gone
-                os.write(2, b"\nstopping after this step; interrupt again to quit now\n")
-
-    before = {number: signal.signal(number, on_signal)
-              for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-              if signal.getsignal(number) != signal.SIG_IGN}                # SIGHUP is ignored under nohup
-    try:
-        code, text = train(run, options, model, optimizers, batches, ranks, flops, signals)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    say(ranks, text)
+        ranks.say("compiling: the first validation and the first step take longer, up to some minutes")
+    with signals() as stops:
+        code, text = train(run, batches, flops, stops)
+    ranks.say(text)
     return code
 
 
-def validate(step, model, batches, options, ranks, signals):
+def validate(run, batches, step, stops):
     """A row of the log: scores on the validation split, and stats of the mechanism. None after a signal."""
+    options, model, ranks = run.options, run.model, run.ranks
     last, context = step == options.max_steps, autocast(ranks.device, options.dtype)
     since = said = time.perf_counter()
 
@@ -324,19 +248,19 @@ def validate(step, model, batches, options, ranks, signals):
         nonlocal said
         if (now := time.perf_counter()) - said > 60:
             said = now
-            say(ranks, f"step {step:5d}/{options.max_steps} | still validating, for {now - since:.0f} s")
-        return not signals
+            ranks.say(f"step {step:5d}/{options.max_steps} | still validating, for {now - since:.0f} s")
+        return not stops
 
     n_tokens = options.final_eval_tokens if last and options.final_eval_tokens else options.eval_tokens
     model.eval()                                                            # no dropout; cross-entropy alone
     scored = takewhile(go_on, batches.val(n_tokens))
     row = scoring.evaluate(model, scored, batches.token_bytes, context, ranks.sum)
-    if ranks.sum(torch.tensor(float(len(signals)), device=ranks.device)):
+    if ranks.sum(torch.tensor(float(len(stops)), device=ranks.device)):
         return None
     row |= {"eval_s": time.perf_counter() - since, "peak_bytes": peak_bytes(ranks.device)}
     bits = "" if row["bpb"] is None else f" | {row['bpb']:.4f} bits/byte"
-    say(ranks, f"step {step:5d}/{options.max_steps} | val {row['loss']:.4f} nats | ppl {row['ppl']:.2f}{bits} "
-               f"| {row['eval_tokens']:,} tokens in {row['eval_s']:.1f} s")
+    ranks.say(f"step {step:5d}/{options.max_steps} | val {row['loss']:.4f} nats | ppl {row['ppl']:.2f}{bits} "
+              f"| {row['eval_tokens']:,} tokens in {row['eval_s']:.1f} s")
     if ranks.rank == 0:
         with context:
             row["stats"] = probes.stats(options.model, model, batches.sample())
@@ -351,20 +275,21 @@ def check_gradients(model, options):
                         "delete it")
 
 
-def train(run, options, model, optimizers, batches, ranks, flops, signals):
+def train(run, batches, flops, stops):
     """The loop -> (exit code, closing message). Losses are in nats per token, over all ranks."""
+    options, model, ranks = run.options, run.model, run.ranks
     wrapped, context = ranks.wrap(model), autocast(ranks.device, options.dtype)
-    peak, before_decay = peak_flops(ranks.device), constant_until(options)
+    peak, before_decay = peak_flops(ranks.device), muon.constant_until(options)
     began = said = time.perf_counter()                      # began: when the first step, which compiles, was over
 
     def save(step):
         if step > run.saved:
-            say(ranks, run.save(step, model, optimizers))
+            ranks.say(run.save(step))
 
     def stop(step):
         save(step)
         again = "" if run.save_failed else f"; to resume: {shell('train.py', '--resume', run.path)}"
-        code = 128 + (signals[0] if signals else signal.SIGTERM)            # else it was another rank's
+        code = 128 + (stops or [signal.SIGTERM])[0]                         # the default: another rank got it
         return code, f"interrupted after step {step}{again}"
 
     for step in range(run.start, options.max_steps + 1):            # save, validate, train; at the end the first two
@@ -372,9 +297,9 @@ def train(run, options, model, optimizers, batches, ranks, flops, signals):
         if last or step % (options.save_every or options.eval_every) == 0 or step == before_decay:
             save(step)
         if step == before_decay:
-            say(ranks, run.keep_before_decay())
+            ranks.say(run.keep_before_decay())
         if (last or step % options.eval_every == 0) and step > run.evaluated:
-            row = validate(step, model, batches, options, ranks, signals)
+            row = validate(run, batches, step, stops)
             if row is None:
                 return stop(step)
             run.log("val", step, **row)
@@ -394,21 +319,18 @@ def train(run, options, model, optimizers, batches, ranks, flops, signals):
             if step == run.start and i == 0:
                 check_gradients(model, options)
         grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), options.grad_clip)
-        signalled = torch.tensor(float(len(signals)), device=ranks.device)
-        loss, grad_norm, signalled = (ranks.sum(torch.stack((loss, grad_norm, signalled))) / ranks.world).tolist()
+        stopped = torch.tensor(float(len(stops)), device=ranks.device)
+        loss, grad_norm, stopped = (ranks.sum(torch.stack((loss, grad_norm, stopped))) / ranks.world).tolist()
         if not math.isfinite(loss + grad_norm):
             return 3, (f"step {step + 1}: loss {loss}, gradient norm {grad_norm}: stopped before the optimizer step; "
                        f"{run.newest()}")
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak_lr"] * lr_scale(step, options)
-                if "momentum" in group:                                             # Muon's
-                    group["momentum"] = muon.momentum_at(step, options.max_steps)
+        muon.set_step(run.optimizers, step, lr_scale(step, options), options)
+        for optimizer in run.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=not ranks.parallel)                     # several ranks: kept for DDP
         ranks.share_buffers(model)
 
-        now, lr, n_done = time.perf_counter(), optimizers[0].param_groups[0]["lr"], step + 1 - run.start
+        now, lr, n_done = time.perf_counter(), run.optimizers[0].param_groups[0]["lr"], step + 1 - run.start
         seconds, began = now - since, now if n_done == 1 else began
         speed = options.batch_tokens / seconds
         row = {"loss": loss, "lr": lr, "grad_norm": grad_norm, "ms": seconds * 1000, "tok_s": speed}
@@ -417,10 +339,10 @@ def train(run, options, model, optimizers, batches, ranks, flops, signals):
         if now - said >= min(60, (now - began) / 5) or step + 1 == options.max_steps:       # at first every step
             said, mfu = now, f" | mfu {row['mfu']:.1%}" if peak else ""
             left = (now - began) / max(1, n_done - 1) * (options.max_steps - step - 1)      # with validations, saving
-            say(ranks, f"step {step + 1:5d}/{options.max_steps} | loss {loss:.4f} | lr {lr:.2e} | tok/s {speed:,.0f}"
-                       f"{mfu} | {peak_bytes(ranks.device) / 2 ** 30:.1f} GiB"
-                       + (f" | about {timedelta(seconds=int(left))} left" if n_done > 1 else ""))
-        if signalled:
+            ranks.say(f"step {step + 1:5d}/{options.max_steps} | loss {loss:.4f} | lr {lr:.2e} | tok/s {speed:,.0f}"
+                      f"{mfu} | {peak_bytes(ranks.device) / 2 ** 30:.1f} GiB"
+                      + (f" | about {timedelta(seconds=int(left))} left" if n_done > 1 else ""))
+        if stopped:
             return stop(step + 1)
     if run.save_failed:
         return 1, None

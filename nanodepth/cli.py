@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 import typing
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 
@@ -107,16 +108,32 @@ def shell(script, *words):
     return shlex.join([*start, script, *map(str, words)])
 
 
-def find(path, *places):
-    """The first that exists: path, place / path for each place, path in the repository. If none does, the path."""
-    found = (Path(place) / path for place in ("", *places, ROOT))
-    return next((p for p in found if os.path.exists(p)), Path(path))        # Path.exists() raises for a long name
-
-
 def run_folder(path):
-    """The run folder at a path from here or from the repository. For a ckpt.pt, the folder that holds it."""
-    path = find(os.path.expanduser(path))
-    return str(path.parent if path.name == "ckpt.pt" and path.is_file() else path)
+    """The path of a run folder, also for its ckpt.pt."""
+    path = Path(path).expanduser()
+    return str(path.parent if path.name == "ckpt.pt" and os.path.isfile(path) else path)
+
+
+@contextmanager
+def signals():
+    """A list that gets the number of a signal which asks this process to stop. A second one ends it at once."""
+    got = []
+
+    def on_signal(number, frame):
+        got.append(number)
+        signal.signal(number, signal.SIG_DFL)
+        if os.environ.get("RANK", "0") == "0":
+            with suppress(OSError):                             # the terminal may be gone
+                os.write(2, b"\nstopping after this step; interrupt again to quit now\n")
+
+    stops = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
+    before = {number: signal.signal(number, on_signal) for number in stops
+              if signal.getsignal(number) != signal.SIG_IGN}    # SIGHUP is ignored under nohup
+    try:
+        yield got
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def out_file(path):

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nanodepth.cli import UserError, find
+from nanodepth.cli import UserError
 
 HEADER = 256                            # int32 numbers before the tokens: [0] magic, [1] version, [2] tokens, zeros
 MAGIC, VERSION = 20240520, 1
@@ -128,16 +128,11 @@ class Data:
         try:
             self.meta = json.loads(file.read_bytes()) if file.exists() else {}
             here = self.meta if file.exists() else {"tokenizer": "gpt2", "vocab_size": 50257, "shards": {}}
-            self.tokenizer, self.vocab_size = str(here["tokenizer"]), int(here["vocab_size"])
-            self.recorded = dict(here["shards"])                            # {name: {"tokens", "sha256"}}
-        except (ValueError, AttributeError, TypeError, KeyError) as e:
+            self.tokenizer, self.vocab_size, self.recorded = here["tokenizer"], here["vocab_size"], here["shards"]
+        except (ValueError, KeyError, TypeError) as e:
             raise UserError(f"{file}: broken ({type(e).__name__}: {e}): prepare the folder again") from None
         if self.tokenizer not in ("gpt2", "byte"):
-            ranks = self.path / Path(self.tokenizer).name
-            if not ranks.is_file():
-                raise UserError(f"{file}: its tokenizer {self.tokenizer!r} is not a file in the folder: "
-                                "prepare the folder again")
-            self.tokenizer = str(ranks)
+            self.tokenizer = str(self.path / self.tokenizer)
 
     def place(self):
         """Where the data are, for a run's config.json."""
@@ -149,18 +144,13 @@ class Data:
         file = self.path / "token_bytes.npy"
         try:
             if file.exists():
-                widths = np.load(file, allow_pickle=False)
-            else:
-                from nanodepth.tokenizers import load_tokenizer, token_bytes
-                widths = token_bytes(load_tokenizer(self.tokenizer))
-            if widths.shape != (self.vocab_size,) or widths.dtype.kind not in "iu" or widths.min() < 0:
-                raise ValueError
+                return np.load(file, allow_pickle=False)[np.arange(self.vocab_size)].astype(np.int64)
+            from nanodepth.tokenizers import load_tokenizer, token_bytes
+            return token_bytes(load_tokenizer(self.tokenizer))
         except UserError:
             return None
-        except Exception:                                                  # numpy raises many kinds for a broken header
-            raise UserError(f"{file}: not the lengths of {self.vocab_size:,} tokens: delete it, then it is made again "
-                            "from the tokenizer") from None
-        return widths.astype(np.int64)
+        except (ValueError, IndexError, EOFError) as e:
+            raise UserError(f"{file}: broken ({e}): delete it, then it is made again from the tokenizer") from None
 
     def n_windows(self, seq_len: int) -> int:
         """Number of train windows. They lie side by side in each shard; one more token is the target of the last."""
@@ -262,18 +252,15 @@ class Batches:
         return next(batches)[0].to(self.ranks.device)
 
 
-def find_folder(name, *places):
-    """The data folder `name`: a path, or a name under data/, relative to here, to the places or to the repository."""
-    name = os.path.expanduser(name)
-    found = [find(at, *places) for at in (Path(name), Path("data") / name)]
-    found = sorted((path for path in found if os.path.isdir(path)), key=lambda path: not any(path.glob("*.bin")))
-    return next(iter(found), Path("." if os.path.exists(name) else "data") / name)      # one without shards comes last
+def find_folder(name):
+    """The data folder `name`: a path, or else a name under data/."""
+    path, ours = Path(name).expanduser(), Path("data", name)
+    return ours if ours.is_dir() and not any(path.glob("*.bin")) else path
 
 
-def trained_folder(run, trained):
-    """A run's data folder: the recorded path from here, the run's parents or the repository, else the absolute path."""
-    folder = find_folder(trained["path"], *Path(run).resolve().parents)
-    return folder if folder.is_dir() else Path(trained.get("absolute", folder))
+def trained_folder(trained):
+    """The data folder of a run's config.json: the path that was given, or else where that was."""
+    return Path(trained["path"] if os.path.isdir(trained["path"]) else trained.get("absolute", trained["path"]))
 
 
 def run_data(run, config, name=None) -> Data:
@@ -281,11 +268,9 @@ def run_data(run, config, name=None) -> Data:
 
     UserError if the data are missing, have changed, or have other tokens than the run.
     """
-    trained = config["data"]
-    if not name and not trained["path"]:
+    if not name and not config["data"]["path"]:
         raise UserError(f"{run} was not trained here: name the data with --data")
-    folder = find_folder(name, *Path(run).resolve().parents) if name else trained_folder(run, trained)
-    data = Data(folder, checked=("val",))
+    data = Data(find_folder(name) if name else trained_folder(config["data"]), checked=("val",))
     if not name:
         check_data(data, run, config)
     check_tokens(data, run, config)
@@ -295,10 +280,8 @@ def run_data(run, config, name=None) -> Data:
 def check_data(data, run, config):
     """UserError if the data are not those that the run folder with this config was trained on."""
     if data.fingerprint != config["data"]["fingerprint"]:
-        older = ("" if data.meta.get("splits") else ", or the run is from before folders without a meta.json had a "
-                 "fingerprint of their whole content (see docs/data.md)")
         raise UserError(f"{data.path} is not the data that {run} was trained on ({config['data']['path']}), or has "
-                        f"changed since{older}: name the original with --data")
+                        "changed since: name the original with --data")
 
 
 def check_tokens(data, run, config):

@@ -154,6 +154,14 @@ class Ranks:
                                     timeout=timedelta(hours=1))             # while the first rank writes a checkpoint
             self.world, self.rank = dist.get_world_size(), dist.get_rank()
 
+    def say(self, text):
+        """Prints a line from the first rank. The run goes on even if nobody reads stdout any more."""
+        if text and self.rank == 0:
+            try:
+                print(text, flush=True)
+            except OSError:                                                 # a closed pipe or terminal
+                sys.stdout = open(os.devnull, "w")
+
     def wrap(self, model):
         """The model; under torchrun, in DDP, which averages the gradients over the ranks."""
         if not self.parallel:

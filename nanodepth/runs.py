@@ -17,7 +17,7 @@ import subprocess
 import sys
 import zlib
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -25,11 +25,13 @@ import numpy as np
 import torch
 
 import models
+import muon
 from nanodepth import ran
-from nanodepth.cli import UserError, one_line
+from nanodepth.cli import UserError, one_line, run_folder
 from nanodepth.data import check_data
 from nanodepth.devices import processor
 
+MAY_CHANGE = ran.FREE - {"seed", "preset", "out", "deterministic"} | {"max_steps"}          # of a run that goes on
 OF_A_RUN = {"config.json", "source", "log.jsonl", "tokenizer.tiktoken"}             # written before a checkpoint
 
 
@@ -72,42 +74,49 @@ def folder_atomically(out):
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def read_checkpoint(run_dir):
-    """The checkpoint of a run folder as plain tensors and builtins. UserError if it is missing or broken."""
+def read_config(run_dir):
+    """The config.json of a run folder that has a checkpoint. UserError if one of the two is missing, or broken."""
     path = Path(run_dir) / "ckpt.pt"
     if not os.path.isfile(path):
         raise UserError(f"{path} does not exist: {run_dir} is neither a run that has saved a checkpoint nor a folder "
                         "made by convert.py")
     try:
+        config = json.loads(path.with_name("config.json").read_bytes())
+        return config | {"model": config["model"], "options": config["options"]}
+    except (ValueError, KeyError, TypeError) as e:
+        raise UserError(f"{run_dir}/config.json is not that of a run ({type(e).__name__}: {one_line(e)}): restore it "
+                        "from a copy") from None
+
+
+def read_checkpoint(run_dir):
+    """{"model", "optimizers", "random", "step"} of a run folder, tensors and builtins, and its "config". UserError if
+    it is missing or broken.
+    """
+    config, path = read_config(run_dir), Path(run_dir) / "ckpt.pt"
+    try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        config = dict(checkpoint)["config"]
-        for part, keys in ((checkpoint, "model optimizers step tokens tokenizer"), (config["data"], "path"),
-                           (config, "model model_config tokenizer"), (config["options"], "preset seq_len dtype")):
-            for key in keys.split():
-                part[key]
+        return checkpoint | {"model": checkpoint["model"], "step": checkpoint["step"], "config": config}
     except Exception as e:  # torch raises many kinds: truncated zip, foreign file, pickled code
         raise UserError(f"{path} is not a readable checkpoint of train.py ({type(e).__name__}: {one_line(e)[:80]}): "
                         "restore it from a copy, or train again with another --out") from None
-    return checkpoint
 
 
 def load(run_dir, device="cpu"):
     """(model in eval mode, config with the step) of a run folder. UserError if its checkpoint is missing or broken."""
     checkpoint = read_checkpoint(run_dir)
-    config = checkpoint["config"]
+    config, step = checkpoint["config"], checkpoint["step"]
     check_options(run_dir, config)
     model, now = models.build(config["model"], **config["model_config"]), models.module(config["model"])
     take_weights(model, checkpoint, f"{models.path(config['model'])} as it is today (see {run_dir}/source)", run_dir)
-    for file in changed(run_dir, config, ran.code(now)):
+    for file in changed(config, ran.code(now)):
         if not file.startswith("models/"):                                  # others do not change what a model computes
             continue
         if ran.digest((ran.ROOT / file).read_bytes()) == config["code"][file]:
             raise UserError(f"{file} has been edited since Python imported it, and {run_dir} was trained with the new "
                             "text: start Python (the notebook) again")
         print(f"{file} has changed since {run_dir} began, which has a copy: {run_dir}/source", file=sys.stderr)
-    step, last = checkpoint["step"], config["options"].get("max_steps")
-    if last and step < last:                                                # still in training, or interrupted
-        print(f"{run_dir} is at step {step} of {last}", file=sys.stderr)
+    if step < config["options"].get("max_steps", step):                     # still in training, or interrupted
+        print(f"{run_dir} is at step {step} of {config['options']['max_steps']}", file=sys.stderr)
     return model.to(device).eval(), config | {"step": step}
 
 
@@ -119,12 +128,9 @@ def check_options(run_dir, config):
                         f"{', '.join(sorted(gone))}: that file is in {run_dir}/source")
 
 
-def changed(run_dir, config, code):
+def changed(config, code):
     """[file]: those of this ran.code() which are not what the run was trained with, or last resumed with."""
-    if "code" not in config:                                                # an older run has copies side by side
-        kept = {file: Path(run_dir) / "source" / Path(file).name for file in code}
-        config["code"] = {file: ran.digest(copy.read_bytes()) for file, copy in kept.items() if copy.exists()}
-    return [file for file, now in code.items() if config["code"].get(file, now).split()[-1] != now]
+    return [file for file, now in code.items() if config.get("code", {}).get(file, now).split()[-1] != now]
 
 
 def take_weights(model, checkpoint, what, run_dir):
@@ -146,11 +152,8 @@ def own_state(optimizer, saved):
     if it trains other parameters.
     """
     own = optimizer.state_dict()
-    old, new = ({name: i for group in state["param_groups"] for name, i in zip(group.get("names", group["params"]),
-                                                                               group["params"])}
+    old, new = ({name: i for group in state["param_groups"] for name, i in zip(group["names"], group["params"])}
                 for state in (saved, own))
-    if "names" not in saved["param_groups"][0]:                             # an older run: by position
-        old = dict(zip(new, old.values(), strict=True))
     if old.keys() != new.keys():
         raise ValueError(f"{min(old.keys() ^ new.keys())} is trained by another optimizer, or not at all")
     state = {i: {key: x.clone() if isinstance(x, torch.Tensor) else x for key, x in saved["state"][old[name]].items()}
@@ -187,6 +190,48 @@ def log_rows(path, last):
         except (ValueError, KeyError, TypeError):
             pass
     return rows
+
+
+# -------------------------------------------------------------------------------------------- going on with a run
+
+
+def earlier(asked):
+    """The config.json of the run that --resume or --init_from (of `asked`) names, or {}. --resume auto becomes a run
+    folder, or None. UserError for a run that cannot be used so.
+    """
+    if asked.resume == "auto":
+        if asked.out is None:
+            raise UserError("--resume auto needs --out: the folder to continue, or to begin")
+        found = os.path.isfile(Path(asked.out, "ckpt.pt"))
+        asked.resume, asked.out = (asked.out, None) if found else (None, asked.out)
+    asked.resume, asked.init_from = (path and run_folder(path) for path in (asked.resume, asked.init_from))
+    if not (source := asked.resume or asked.init_from):
+        return {}
+    config = read_config(source)
+    check_options(source, config)
+    if asked.resume and "converted" in config:
+        raise UserError(f"{source} holds converted weights, which cannot be resumed: "
+                        f"start a new run with --init_from {source}")
+    return config
+
+
+def check_flags(flags, run_dir, defaults):
+    """UserError if a flag contradicts the options that the resumed run has."""
+    for key, value in flags.items():
+        if key not in MAY_CHANGE and value != defaults.get(key):
+            raise UserError(f"--{key} {value} contradicts the run in {run_dir}, which has {defaults.get(key)}: "
+                            "leave it out")
+
+
+def check_length(options, max_steps, step):
+    """UserError if a run of max_steps steps cannot continue from this one with options.max_steps."""
+    run, falls = options.resume, min(map(muon.constant_until, (options, replace(options, max_steps=max_steps))))
+    if step > falls:
+        why = ("a cosine schedule has one length" if falls < 0 else
+               f"rate or momentum of the shorter run fall from step {falls} on")
+        raise UserError(f"--max_steps {options.max_steps}: {run} is at step {step} of {max_steps}, and {why}: resume a "
+                        f"copy of {run}/before_decay, if that is early enough, or start a new run with "
+                        f"--init_from {run}")
 
 
 # --------------------------------------------------------------------------------------------------------- the folder
@@ -239,70 +284,75 @@ def git_state():
 
 
 class Run:
-    """The folder of a run in training. Every rank has a Run, but only the first rank locks and writes.
+    """A run in training, and its folder. Every rank has a Run, but only the first rank locks the folder and writes.
 
-    path; config, as in config.json; start: the first step; saved: the step of the newest checkpoint; evaluated: the
-    step of the newest validation before `start`; both -1 if there is none; save_failed: whether writing the latest
-    checkpoint failed; edited: the files of code that have changed since it last trained.
+    path; config, as in config.json; options, model, optimizers, ranks; start: the first step; saved: the step of the
+    newest checkpoint; evaluated: the step of the newest validation before `start`; both -1 if there is none;
+    save_failed: whether writing the latest checkpoint failed; edited: the files of code that have changed since it last
+    trained.
     """
 
-    def __init__(self, path, options, ranks, config):
-        self.path, self.batch_tokens, self.config = path, options.batch_tokens, config
-        self.ranks, self.writes, self.edited = ranks, ranks.rank == 0, []
+    def __init__(self, path, config, options, model, optimizers, ranks):
+        self.path, self.config, self.options, self.ranks, self.writes = path, config, options, ranks, ranks.rank == 0
+        self.model, self.optimizers, self.edited = model, optimizers, []
         self.start, self.saved, self.evaluated, self.save_failed, self.wandb = 0, -1, -1, False, None
         self.lock = lock(path) if self.writes else None
 
     @classmethod
-    def new(cls, options, model, data, ranks):
-        """Makes the folder with config.json, the tokenizer and the source files that ran. UserError if it exists."""
+    def new(cls, options, asked, model, optimizers, data, ranks):
+        """Makes the folder with config.json, the tokenizer and the source files that ran. UserError if it exists.
+
+        asked: the options without what this machine has offered for some of them.
+        """
         path = ranks.share(new_folder(options) if ranks.rank == 0 else None)
         versions = {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
-        run = cls(path, options, ranks, {
+        config = {
             "model": options.model, "model_config": asdict(model.config),
-            "options": {**asdict(options), "out": str(path)}, "defaults": ran.defaults(options, model.config),
+            "options": {**asdict(asked), "out": str(path)}, "defaults": ran.defaults(options, model.config),
             "code": ran.code(models.module(options.model)), "began": f"{datetime.now():%Y-%m-%d %H:%M:%S}",
             "parameters": sum(p.numel() for p in model.parameters()),
             "tokenizer": data.tokenizer, "n_vocab": data.vocab_size,
             "data": {**data.place(), "fingerprint": data.fingerprint, "meta": data.meta},
             "command": [sys.executable, *sys.argv], "git": git_state(), "ranks": ranks.world, "versions": versions,
             "gpu": torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else None,
-            "cpu": processor(), "id": os.urandom(4).hex()})
+            "cpu": processor(), "id": os.urandom(4).hex()}
+        run = cls(path, config, options, model, optimizers, ranks)
         if run.writes:
             for old in left_over(path):                                     # we hold the lock now
                 shutil.rmtree(path / old) if (path / old).is_dir() else (path / old).unlink()
-            ran.copy(run.config["code"], path / "source")
+            ran.copy(config["code"], path / "source")
             if data.tokenizer not in ("gpt2", "byte"):
                 shutil.copy(data.tokenizer, path / "tokenizer.tiktoken")
-            write_text(path / "config.json", json.dumps(run.config, indent=1))
-            run.open_log(options)
+            write_text(path / "config.json", json.dumps(config, indent=1))
+            run.open_log()
         return run
 
     @classmethod
-    def resume(cls, options, given, model, data, ranks, optimizers):
+    def resume(cls, options, flags, model, optimizers, data, ranks):
         """Continues a run from its checkpoint: loads the model, the optimizers and the random state, and cuts the log
-        off there. given: flags of the command line, which config.json then records. If the checkpoint does not fit,
+        off there. flags: those of the command line, which config.json then records. If the checkpoint does not fit,
         a UserError, and no file changes.
         """
         path = Path(options.resume)
         checkpoint = read_checkpoint(path)
         config, step = checkpoint["config"], checkpoint["step"]
-        run, code = cls(path, options, ranks, config), ran.code(models.module(options.model))
-        run.edited = changed(path, config, code)
+        run, code = cls(path, config, options, model, optimizers, ranks), ran.code(models.module(options.model))
+        run.edited = changed(config, code)
+        if options.max_steps != config["options"]["max_steps"]:
+            check_length(options, config["options"]["max_steps"], step)
         check_data(data, path, config)
         take_weights(model, checkpoint, f"{models.path(options.model)} as it is today (see {path}/source)", path)
         try:
             for optimizer, state in zip(optimizers, checkpoint["optimizers"], strict=True):
                 optimizer.load_state_dict(own_state(optimizer, state))
-            if "random" not in checkpoint:                                  # an older run
-                torch.set_rng_state(checkpoint["rng"])
-            elif ranks.rank < len(checkpoint["random"]):                    # else a new rank, which has its own seed
+            if ranks.rank < len(checkpoint["random"]):                      # else a new rank, which has its own seed
                 set_random_state(checkpoint["random"][ranks.rank], ranks.device)
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as e:
             raise UserError(f"{path}/ckpt.pt does not fit train.py and muon.py as they are today (see {path}/source): "
-                            f"{one_line(e)}") from None
+                            f"{type(e).__name__}: {one_line(e)}") from None
         run.start = run.saved = step
-        config["options"] |= {name: x for name, x in vars(options).items() if name in given and name != "resume"}
-        if "data" in given:                                                 # eval.py looks there
+        config["options"] |= {name: x for name, x in vars(options).items() if name in flags and name != "resume"}
+        if "data" in flags:                                                 # eval.py looks there
             config["data"] |= data.place()
         if step < options.max_steps:                                        # what runs from now on
             config["code"] |= {file: f"{config['code'][file]}, from step {step} {code[file]}" for file in run.edited}
@@ -314,17 +364,14 @@ class Run:
             rows = log_rows(path / "log.jsonl", step)
             run.evaluated = max((row["step"] for row in rows if row["kind"] == "val"), default=-1)
             write_text(path / "log.jsonl", "".join(map(to_json, rows)))
-            run.open_log(options)
-        # now, since a plain --resume after a crash takes the options from the checkpoint
-        if given.keys() != {"resume"} and (failed := run.save(step, model, optimizers)):
-            print(failed, file=sys.stderr)
+            run.open_log()
         run.evaluated = ranks.share(run.evaluated)
         return run
 
-    def open_log(self, options):
+    def open_log(self):
         """From now on log() writes to log.jsonl; also to Weights & Biases, if the options say so."""
         self.file = open(self.path / "log.jsonl", "a", buffering=1)
-        if options.wandb:                                                   # a copied folder is a new run there
+        if self.options.wandb:                                              # a copied folder is a new run there
             import wandb
             self.wandb = wandb.init(project="nanodepth", name=self.path.name, config=self.config, resume="allow",
                                     id=f"{self.config['id']}-{zlib.crc32(self.path.name.encode()):08x}")
@@ -332,15 +379,15 @@ class Run:
     def log(self, kind, step, **row):
         """Adds a row to the log: kind, step, tokens so far, and the given numbers."""
         if self.writes:
-            self.file.write(to_json({"kind": kind, "step": step, "tokens": step * self.batch_tokens, **row}))
+            self.file.write(to_json({"kind": kind, "step": step, "tokens": step * self.options.batch_tokens,
+                                     **row}))
         if self.wandb:
             self.wandb.log({f"{kind}/{name}": x for name, x in row.items()}, step=step)
 
-    def save(self, step, model, optimizers):
+    def save(self, step):
         """Writes the checkpoint of `step`. Returns None, or one line if that fails (full disk)."""
-        state = {"model": model.state_dict(), "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-                 "random": self.ranks.gather(random_state()), "step": step, "tokens": step * self.batch_tokens,
-                 "config": self.config, "tokenizer": self.config["tokenizer"]}
+        state = {"model": self.model.state_dict(), "optimizers": [x.state_dict() for x in self.optimizers],
+                 "random": self.ranks.gather(random_state()), "step": step}
         try:
             if self.writes:
                 write_atomically(self.path / "ckpt.pt", lambda f: torch.save(state, f))

@@ -8,6 +8,7 @@ import time
 from dataclasses import asdict, fields
 from pathlib import Path
 from statistics import quantiles
+from types import SimpleNamespace
 
 import torch
 from torch._dynamo.utils import counters
@@ -74,8 +75,9 @@ class Row:
         self.model.to(self.args.device).train()
         if self.args.decode:
             return
-        self.optimizers = muon.optimizers(self.model, "muon", 0.005, 0.001, 0.1, None,
-                                          torch.bfloat16 if self.args.dtype == "bf16" else None)
+        self.optimizers = muon.optimizers(self.model, SimpleNamespace(
+            optimizer="muon", muon_lr=0.005, adamw_lr=0.001, mix_lr=None, weight_decay=0.1, second_moment=None,
+            dtype=self.args.dtype))
         if self.args.compile:
             compile_model(self.model)
         counters.clear()

@@ -20,6 +20,7 @@ from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 
 import torch
 
@@ -44,10 +45,12 @@ def make(name, args):
         spec, _, kind = name.partition("+")
         ours, options = timing.parse_spec(spec)
         config = {**pick(models.module(ours).Config, shape), "qk_norm": False, **options}
-        model, dtype = models.build(ours, **config).to(device), torch.bfloat16 if args.dtype == "bf16" else None
+        model, options = models.build(ours, **config).to(device), SimpleNamespace(
+            optimizer=kind or "adamw", muon_lr=0.005, adamw_lr=0.001, mix_lr=None, weight_decay=0.1, second_moment=None,
+            dtype=args.dtype)
         if not args.tiny:
             compile_model(model)
-        return model, muon.optimizers(model, kind or "adamw", 0.005, 0.001, 0.1, dtype=dtype), model
+        return model, muon.optimizers(model, options), model
     sys.path.append(args.peers[code])
     torch.set_float32_matmul_precision("high")                              # both peers allow TF32
     V, L, H, C, T = (shape[field] for field in ("vocab_size", "n_layer", "n_head", "d_model", "seq_len"))

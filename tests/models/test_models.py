@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 import models
 import muon
 import probes
+import train
 from nanodepth.devices import cast_weights
 
 TINY = dict(vocab_size=31, n_layer=3, n_head=4, n_kv_head=2, d_model=32, d_ff=64, max_len=32)
@@ -205,7 +206,7 @@ def test_bf16_autocast_is_close(name, options, monkeypatch):
 
 def train_steps(model, n, optimizer="adamw", muon_lr=0.05, adamw_lr=0.01):
     model.train()
-    opts = muon.optimizers(model, optimizer, muon_lr, adamw_lr, 0.1)
+    opts = muon.optimizers(model, train.Options(optimizer=optimizer, muon_lr=muon_lr, adamw_lr=adamw_lr))
     for step in range(n):
         idx = torch.randint(TINY["vocab_size"], (4, 17), generator=torch.Generator().manual_seed(step))
         model(idx[:, :-1], idx[:, 1:])[1].backward()
@@ -255,7 +256,7 @@ def test_optimizer_groups_are_a_partition(name, options):
     assert sorted(map(id, matrices + rest)) == everything, f"models/{name}.py: see split_params in muon.py"
     assert all(p.ndim >= 2 for p in matrices) and {id(p) for p in muon.mixing_params(model)} <= {id(p) for p in rest}
     for kind in ("muon", "adamw"):
-        opts = muon.optimizers(model, kind, 0.02, 0.01, 0.1, mix_lr=0.003)
+        opts = muon.optimizers(model, train.Options(optimizer=kind, muon_lr=0.02, adamw_lr=0.01, mix_lr=0.003))
         groups = [group for opt in opts for group in opt.param_groups]
         assert sorted(id(p) for group in groups for p in group["params"]) == everything
         rate = {id(p): (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import muon
+import train
 from small import near
 
 LOW, HIGH = 0.84, 1.15                 # where five steps put singular values of at least 1e-3 of the Frobenius norm
@@ -151,6 +152,19 @@ def test_momentum_schedule():
     assert max(muon.momentum_at(s, 8) for s in range(8)) == pytest.approx(0.95)
 
 
+def test_a_closure():
+    """As for torch's optimizers: it computes the loss and the gradients."""
+    p = nn.Parameter(torch.eye(3))
+    opt = muon.Muon([p], lr=0.1)
+
+    def closure():
+        opt.zero_grad()
+        loss = p.square().sum()
+        loss.backward()
+        return loss
+    assert opt.step(closure) == 3 and p.square().sum() < 3 and opt.step() is None
+
+
 def test_vectors_are_refused():
     with pytest.raises(ValueError, match="matrices"):
         muon.Muon([nn.Parameter(torch.zeros(3))])
@@ -168,11 +182,12 @@ def test_state_survives_a_round_trip(kind, tmp_path):
     def run(reload_at=None):
         torch.manual_seed(0)
         net = Late()
-        opts = muon.optimizers(net, kind, 0.1, 0.01, 0.1, second_moment=0.9)
+        options = train.Options(optimizer=kind, muon_lr=0.1, adamw_lr=0.01, second_moment=0.9)
+        opts = muon.optimizers(net, options)
         for step in range(5):
             if step == reload_at:
                 torch.save([opt.state_dict() for opt in opts], tmp_path / "o.pt")
-                opts = muon.optimizers(net, kind, 0.7, 0.7, 0.1)
+                opts = muon.optimizers(net, train.Options(optimizer=kind, muon_lr=0.7, adamw_lr=0.7))
                 for opt, state in zip(opts, torch.load(tmp_path / "o.pt", weights_only=True), strict=True):
                     opt.load_state_dict(state)
             y = net.blocks[0](torch.randn(2, 7, generator=torch.Generator().manual_seed(step)))

@@ -1,6 +1,5 @@
 """Runs that go on: longer than planned, with other options, from other weights, after a broken file or a Ctrl-C."""
 import copy
-import hashlib
 import json
 import math
 import random
@@ -20,7 +19,7 @@ import data_prep
 import models
 import muon
 import train
-from folders import make, ranks_file
+from folders import ranks_file
 from nanodepth import runs
 from nanodepth.cli import UserError
 from small import SMALL, assert_same_run, flags, inside, losses, near, rows, start, vals
@@ -42,10 +41,8 @@ def test_a_longer_run_is_the_one_that_was_longer_from_the_start(data, scripts, t
     assert runs.load(kept)[1]["step"] == 32 and f"{kept} is at step 32 of 40\n" == capsys.readouterr().err
     assert runs.load(tmp_path / "long")[1]["step"] == 60 and not capsys.readouterr().err
     said = resumed(scripts, tmp_path / "short", "--max_steps", 60, code=2)
-    assert "at step 40 of 40" in said and "begins at step 32" in said
-    assert f"copy {kept} to a new folder" in said and len(said.splitlines()) == 1
-    said = resumed(scripts, tmp_path / "short", "--max_steps", 36, code=2)   # decays earlier: the copy is too late
-    assert "a run of 36 steps begins at step 29: start a new run" in said
+    assert "at step 40 of 40" in said and "fall from step 32 on" in said
+    assert f"resume a copy of {kept}" in said and len(said.splitlines()) == 1
     finished = (tmp_path / "short" / "ckpt.pt").read_bytes()
     shutil.copytree(kept, tmp_path / "copy")
     shutil.copytree(kept, tmp_path / "killed")
@@ -62,32 +59,30 @@ def test_a_longer_run_is_the_one_that_was_longer_from_the_start(data, scripts, t
 
 
 @pytest.mark.parametrize("changes, old, new, step, said", [
-    ({}, 48, 60, 36, None), ({}, 48, 60, 37, "a run of 48 steps begins at step 36"),  # Muon's momentum falls 12 steps
-    ({"decay_frac": 0.5}, 48, 60, 25, "a run of 48 steps begins at step 24"),         # the rates fall for longer
-    ({"optimizer": "adamw"}, 40, 60, 32, None), ({"optimizer": "adamw"}, 40, 60, 33, "40 steps begins at step 32"),
-    ({}, 48, 44, 33, None), ({}, 48, 44, 34, "a run of 44 steps begins at step 33: start a new run"),
-    ({"schedule": "cosine"}, 8, 60, 4, "a cosine schedule has one length: start a new run with --init_from nowhere")])
+    ({}, 48, 60, 36, None), ({}, 48, 60, 37, "fall from step 36 on"),  # Muon's momentum falls 12 steps
+    ({"decay_frac": 0.5}, 48, 60, 25, "fall from step 24 on"),         # the rates fall for longer
+    ({"optimizer": "adamw"}, 40, 60, 32, None), ({"optimizer": "adamw"}, 40, 60, 33, "fall from step 32 on"),
+    ({}, 48, 44, 33, None), ({}, 48, 44, 34, "fall from step 33 on"),
+    ({"schedule": "cosine"}, 8, 60, 4, "a cosine schedule has one length")])
 def test_which_lengths_fit(changes, old, new, step, said):
     options = train.Options(resume="nowhere", max_steps=new, warmup_steps=3, **changes)
-    before = train.Options(max_steps=old, warmup_steps=3, **changes)
     if said is None:
-        train.check_length(options, before, step)
+        runs.check_length(options, old, step)
     else:
-        with pytest.raises(UserError, match=f"--max_steps {new}: nowhere is at step {step} of {old}, and .*{said}"):
-            train.check_length(options, before, step)
+        with pytest.raises(UserError, match=f"--max_steps {new}: nowhere is at step {step} of {old}, and .*{said}.*"
+                                            "start a new run with --init_from nowhere"):
+            runs.check_length(options, old, step)
 
 
 def test_what_may_change(data, whole, scripts, tmp_path):
     """How often is validated and on how much, the place of the data (which eval.py knows afterwards), a preset that is
-    gone, a model file (which is said and recorded), and config.json."""
+    gone, and a model file (which is said and recorded)."""
     shutil.copytree(whole / "before_decay", tmp_path / "a")
     shutil.copytree(data, tmp_path / "moved")
-    (tmp_path / "a" / "config.json").write_text("{broken")
-    checkpoint = runs.read_checkpoint(tmp_path / "a")
-    now, checkpoint["config"]["code"]["models/gpt.py"] = checkpoint["config"]["code"]["models/gpt.py"], "123456789abc"
-    checkpoint["config"]["options"]["preset"] = "gone"
-    torch.save(checkpoint, tmp_path / "ckpt.pt")                            # the old file is mapped
-    (tmp_path / "ckpt.pt").replace(tmp_path / "a" / "ckpt.pt")
+    config = json.loads((tmp_path / "a" / "config.json").read_text())
+    now, config["code"]["models/gpt.py"] = config["code"]["models/gpt.py"], "123456789abc"
+    config["options"]["preset"] = "gone"
+    (tmp_path / "a" / "config.json").write_text(json.dumps(config))
     said = resumed(scripts, tmp_path / "a" / "ckpt.pt", "--eval_every", 3, "--eval_tokens", 300, "--threads", 1,
                    "--data", tmp_path / "moved",
                    "--n_layer", SMALL["n_layer"], "--seq_len", SMALL["seq_len"])    # said again
@@ -98,31 +93,9 @@ def test_what_may_change(data, whole, scripts, tmp_path):
     assert config["options"]["eval_tokens"] == 300 and config["model_config"]["d_model"] == 32
     assert config["code"]["models/gpt.py"] == f"123456789abc, from step 30 {now}"
     assert config["data"]["path"] == str(tmp_path / "moved")
-    assert runs.read_checkpoint(tmp_path / "a")["config"]["data"]["path"] == str(tmp_path / "moved")
     assert losses(tmp_path / "a") == losses(whole)
     assert [row["step"] for row in rows(tmp_path / "a", "val")] == [0, 10, 20, 30, 33, 36, 39, 40]
     assert rows(tmp_path / "a", "val")[-1]["eval_tokens"] == 300
-
-
-def test_data_that_an_older_run_knew_by_their_ends(scripts, tmp_path):
-    """Without a meta.json a fingerprint was of 64 KiB at each end of a shard. Such a run is neither resumed nor told
-    that its data have changed."""
-    folder, digest = make(tmp_path / "data", [[5, 6, 7] * 100], [[5, 6, 7] * 9]), hashlib.sha256()
-    for file in sorted(folder.glob("*.bin")):
-        raw = file.read_bytes()[1024:]
-        digest.update(f"{file.name} {len(raw) // 2} {hashlib.sha256(raw + raw).hexdigest()}\n".encode())
-    few = {**SMALL, "max_steps": 1, "warmup_steps": 1, "d_model": 8}
-    done = scripts.run("train.py", *flags(**few, data=folder, out=tmp_path / "run"))
-    assert done.returncode == 0 and "is finished" in resumed(scripts, tmp_path / "run"), done.stderr
-    checkpoint = torch.load(tmp_path / "run/ckpt.pt", weights_only=True)
-    checkpoint["config"]["data"]["fingerprint"] = digest.hexdigest()[:16]
-    torch.save(checkpoint, tmp_path / "run/ckpt.pt")
-    scored = scripts.run("eval.py", tmp_path / "run")
-    assert scored.returncode == 2
-    for said in (resumed(scripts, tmp_path / "run", code=2), scored.stderr):
-        assert "or the run is from before folders without a meta.json had a fingerprint of their whole content" in said
-        assert said.count("\n") == 1
-    assert scripts.run("eval.py", tmp_path / "run", "--data", folder).returncode == 0
 
 
 def test_init_from(data, whole, scripts, tmp_path):
@@ -180,7 +153,7 @@ def test_optimizer_state_goes_by_name(kind):
             setattr(block, name, torch.nn.Linear(4, 4, bias=False))
             getattr(block, name).weight.data.copy_(weights[name])
         model.blocks, model.shift = torch.nn.ModuleList([block]), torch.nn.Parameter(torch.zeros(4))
-        return model, muon.optimizers(model, kind, 0.1, 0.1, 0.1)
+        return model, muon.optimizers(model, train.Options(optimizer=kind, muon_lr=0.1, adamw_lr=0.1))
 
     def step(model, optimizers, i):
         for j, name in enumerate(("w_gate", "w_up")):
@@ -205,6 +178,22 @@ def test_optimizer_state_goes_by_name(kind):
     other["param_groups"][-1]["names"][-1] = "scale"
     with pytest.raises(ValueError, match="(scale|shift) is trained by another optimizer, or not at all"):
         runs.own_state(new[-1], other)
+
+
+def test_a_third_optimizer(data, tmp_path, monkeypatch):
+    """It is one function in muon.py. It follows the schedule, with a momentum of its own, and goes on where it was."""
+    def sgd(matrices, others, options):
+        return [torch.optim.SGD([dict(params=matrices, lr=options.muon_lr), *others], momentum=0.7)]
+
+    monkeypatch.setitem(muon.OPTIMIZERS, "sgd", sgd)
+    assert inside(*flags(**{**SMALL, "max_steps": 12, "optimizer": "sgd"}, data=data, out=tmp_path / "a")) == 0
+    matrices = runs.read_checkpoint(tmp_path / "a")["optimizers"][0]["param_groups"][0]
+    options = train.parse(flags(**{**SMALL, "max_steps": 12}))[0]
+    assert matrices["momentum"] == 0.7 and matrices["lr"] == options.muon_lr * train.lr_scale(11, options)
+    assert losses(tmp_path / "a")[-1] < losses(tmp_path / "a")[0]
+    shutil.copytree(tmp_path / "a" / "before_decay", tmp_path / "b")
+    assert inside("--resume", str(tmp_path / "b")) == 0
+    assert_same_run(tmp_path / "a", tmp_path / "b")
 
 
 def test_two_tensors_for_one_parameter(data, tmp_path, scripts):
