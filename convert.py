@@ -25,7 +25,7 @@ import torch
 import models
 from nanodepth import runs
 from nanodepth.cli import Parser, UserError, one_line, run_folder, run_script, user_errors
-from nanodepth.layouts import FILES, LAYOUTS, LLAMA, QWEN3, fields, places
+from nanodepth.published import FILES, LAYOUTS, LLAMA, QWEN3, fields, places
 from nanodepth.tokenizers import JsonTokenizer, load_tokenizer, run_tokenizer
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")                       # the first found, whole or in shards

@@ -10,7 +10,6 @@
 """
 import math
 import os
-import random
 import signal
 import time
 from dataclasses import dataclass, fields, replace
@@ -20,7 +19,6 @@ from itertools import takewhile
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")     # before torch: spinning threads stall on a busy machine
 
 import nanodepth  # noqa: F401                          # before torch: keeps the text of this file, as it runs now
-import numpy as np
 import torch
 
 import models
@@ -30,7 +28,8 @@ from nanodepth import presets, runs, scoring
 from nanodepth.cli import Parser, UserError, add_options, pick, run_script, shell, signals, user_errors
 from nanodepth.data import Batches, Data, check_tokens, find_folder, trained_folder
 from nanodepth.devices import (
-    Ranks, autocast, choose_dtype, compile_model, flops_per_token, in_words, leave_together, peak_bytes, peak_flops)
+    Ranks, autocast, choose_dtype, compile_model, flops_per_token, in_words, leave_together, peak_bytes, peak_flops,
+    seed_generators)
 
 
 @dataclass
@@ -155,13 +154,6 @@ def open_data(options, ranks):
     data = Data(find_folder(options.data)) if ranks.rank == 0 else None
     ranks.share(None)                               # the others wait while the first makes the data and reads new ones
     return data or Data(find_folder(options.data))
-
-
-def seed_generators(seed):
-    """Seeds every generator that a model's file may draw from."""
-    random.seed(seed)
-    np.random.seed(seed % 2 ** 32)
-    torch.manual_seed(seed)
 
 
 def build_model(options, config, flags, data, device):

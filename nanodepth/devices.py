@@ -2,12 +2,14 @@
 import math
 import os
 import platform
+import random
 import resource
 import sys
 from datetime import timedelta
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -67,6 +69,31 @@ def cast_weights(model, dtype):
             if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
                 module.weight.data = module.weight.data.bfloat16()
     return model
+
+
+def seed_generators(seed):
+    """Seeds every generator that a model's file may draw from."""
+    random.seed(seed)
+    np.random.seed(seed % 2 ** 32)
+    torch.manual_seed(seed)
+
+
+def random_state():
+    """The state of this process's random generators: torch's, Python's and numpy's."""
+    kind, keys, *rest = np.random.get_state()
+    return {"torch": torch.get_rng_state(), "python": random.getstate(),
+            "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), *rest),
+            "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None}
+
+
+def set_random_state(state, device):
+    """Sets what random_state() returned."""
+    kind, keys, *rest = state["numpy"]
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    if state["cuda"] is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"])
 
 
 def processor():

@@ -1,8 +1,7 @@
 """Presets: named groups of options for train.py and bench.py, for shape and recipe. All other options keep defaults.
 
 A field that the chosen model lacks is skipped; flags override. vocab_size is the paper's; data with more ids raise it.
-Sources: EXO arXiv:2601.08131 and its training script, SAT arXiv:2605.03953 and its configs, MUDD arXiv:2502.12170;
-Pythia's configs are models/*/pythia-*.yml of github.com/EleutherAI/pythia.
+Sources: EXO arXiv:2601.08131 and its training script, SAT arXiv:2605.03953 and its configs, MUDD arXiv:2502.12170.
 """
 from nanodepth.cli import UserError
 
@@ -13,7 +12,6 @@ EXO = dict(FINEWEB, vocab_size=57601, rope_theta=5e5, z_loss=1e-5, gate="element
 PLAIN = dict(FINEWEB, zero_init=False, batch_tokens=524288, optimizer="adamw", schedule="cosine", eval_every=500)
 SAT = dict(PLAIN, vocab_size=32000, tie_embeddings=True, seq_len=4096, max_len=4096)
 MUDD = dict(PLAIN, vocab_size=50432, qk_norm=False, seq_len=2048, max_len=2048)
-PILE = dict(batch_tokens=2097152, max_steps=143000, warmup_steps=1430, eval_every=1000)      # Pythia's 300B tokens
 PRESETS = {
     "tiny": dict(
         n_layer=8, d_model=128, n_head=4, max_len=1024, data="stdlib", seq_len=256, batch_tokens=2048, max_steps=400,
@@ -55,11 +53,6 @@ PRESETS = {
     "mudd-1.34b-deep": dict(
         MUDD, n_layer=42, d_model=1536, n_head=24, d_ff=4096, adamw_lr=2e-4, max_steps=49592, warmup_steps=496,
         pre_post_norm=True),
-    "mudd-2.8b": dict(
-        MUDD, **PILE, n_layer=32, d_model=2560, n_head=32, d_ff=6912, qk_norm=True, adamw_lr=3.2e-4,
-        final_lr_frac=0.01),
-    "pythia-1.4b": dict(MUDD, **PILE, vocab_size=50304, n_layer=24, d_model=2048, n_head=16, adamw_lr=2e-4),
-    "pythia-2.8b": dict(MUDD, **PILE, vocab_size=50304, n_layer=32, d_model=2560, n_head=32, adamw_lr=1.6e-4),
 }
 
 

@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import platform
-import random
 import secrets
 import shutil
 import subprocess
@@ -29,7 +28,7 @@ import muon
 from nanodepth import ran
 from nanodepth.cli import UserError, one_line, run_folder
 from nanodepth.data import check_data
-from nanodepth.devices import processor
+from nanodepth.devices import processor, random_state, set_random_state
 
 MAY_CHANGE = ran.FREE - {"seed", "preset", "out", "deterministic"} | {"max_steps"}          # of a run that goes on
 OF_A_RUN = {"config.json", "source", "log.jsonl", "tokenizer.tiktoken"}             # written before a checkpoint
@@ -84,14 +83,11 @@ def read_config(run_dir):
         config = json.loads(path.with_name("config.json").read_bytes())
         return config | {"model": config["model"], "options": config["options"]}
     except (ValueError, KeyError, TypeError) as e:
-        raise UserError(f"{run_dir}/config.json is not that of a run ({type(e).__name__}: {one_line(e)}): restore it "
-                        "from a copy") from None
+        raise UserError(f"{run_dir}/config.json is not that of a run ({type(e).__name__}: {one_line(e)})") from None
 
 
 def read_checkpoint(run_dir):
-    """{"model", "optimizers", "random", "step"} of a run folder, tensors and builtins, and its "config". UserError if
-    it is missing or broken.
-    """
+    """{"model", "optimizers", "random", "step"} of a run folder and its "config". UserError if they cannot be read."""
     config, path = read_config(run_dir), Path(run_dir) / "ckpt.pt"
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -148,9 +144,7 @@ def take_weights(model, checkpoint, what, run_dir):
 
 
 def own_state(optimizer, saved):
-    """The state of an optimizer as saved, by the names of its parameters, with the settings that it has now. ValueError
-    if it trains other parameters.
-    """
+    """The saved state of an optimizer with the settings that it has now. ValueError if it trains other parameters."""
     own = optimizer.state_dict()
     old, new = ({name: i for group in state["param_groups"] for name, i in zip(group["names"], group["params"])}
                 for state in (saved, own))
@@ -159,24 +153,6 @@ def own_state(optimizer, saved):
     state = {i: {key: x.clone() if isinstance(x, torch.Tensor) else x for key, x in saved["state"][old[name]].items()}
              for name, i in new.items() if old[name] in saved["state"]}     # copies: a new checkpoint replaces the file
     return {"state": state, "param_groups": own["param_groups"]}
-
-
-def random_state():
-    """The state of this process's random generators: torch's, Python's and numpy's."""
-    kind, keys, *rest = np.random.get_state()
-    return {"torch": torch.get_rng_state(), "python": random.getstate(),
-            "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), *rest),
-            "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None}
-
-
-def set_random_state(state, device):
-    """Sets what random_state() returned."""
-    kind, keys, *rest = state["numpy"]
-    torch.set_rng_state(state["torch"])
-    random.setstate(state["python"])
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
-    if state["cuda"] is not None and device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"])
 
 
 def log_rows(path, last):
@@ -286,10 +262,9 @@ def git_state():
 class Run:
     """A run in training, and its folder. Every rank has a Run, but only the first rank locks the folder and writes.
 
-    path; config, as in config.json; options, model, optimizers, ranks; start: the first step; saved: the step of the
-    newest checkpoint; evaluated: the step of the newest validation before `start`; both -1 if there is none;
-    save_failed: whether writing the latest checkpoint failed; edited: the files of code that have changed since it last
-    trained.
+    path; config, as in config.json; options, model, optimizers, ranks; start: the first step; saved, evaluated: the
+    steps of the newest checkpoint and of the newest validation before `start`, or -1; save_failed: whether writing the
+    latest checkpoint failed; edited: the files of code that have changed since it last trained.
     """
 
     def __init__(self, path, config, options, model, optimizers, ranks):

@@ -27,8 +27,8 @@ def count(model):
     ("exo-450m", "exoformer", {}, 456_958_848, 0),                                      # E-Exo
     ("exo-450m", "exoformer_dynamic", {}, 457_437_928, 0),                              # dynamic E-Exo
     ("exo-1b", "gpt", {}, 1_007_528_448, 0), ("exo-1b", "exoformer_dynamic", {}, 1.01815e9, 1e-4),
-    ("pythia-1.4b", "pythia", {}, 1_414_647_808, 0),                                    # as the released models have
-    ("pythia-2.8b", "pythia", {}, 2_775_208_960, 0),
+    *(("mudd-1.4b", "pythia", dict(zip(("n_layer", "d_model", "n_head", "d_ff", "vocab_size"), (*sizes, 50304))), n, 0)
+      for sizes, n in (((24, 2048, 16, 8192), 1_414_647_808), ((32, 2560, 32, 10240), 2_775_208_960))),    # as released
     ("mudd-405m", "muddmoe", {}, 1.85e9, 0.027),                                        # "1.8B"
     *((preset, "gpt", {}, millions * 1e6, 0.05e6 / (millions * 1e6)) for preset, millions in {
         "sat-130m": 128.4, "sat-340m": 334.8, "sat-760m": 766.4, "sat-1.3b": 1298.8, "sat-757m-thin": 757.0,
@@ -45,8 +45,7 @@ PAPERS = {   # tokens, steps, tokens per step, warm-up, peak rates (of Muon and)
     "sat-1.3b": (30e9, 57221, 524288, 573, 8e-4),
     "mudd-405m": (7.08e9, 13500, 524288, 135, 3e-4), "mudd-834m": (15e9, 28611, 524288, 287, 2.5e-4),
     "mudd-1.4b": (26e9, 49592, 524288, 496, 2e-4), "mudd-797m-deep": (15e9, 28611, 524288, 287, 2.5e-4),
-    "mudd-1.34b-deep": (26e9, 49592, 524288, 496, 2e-4), "mudd-2.8b": (300e9, 143000, 2097152, 1430, 3.2e-4),
-    "pythia-1.4b": (300e9, 143000, 2097152, 1430, 2e-4), "pythia-2.8b": (300e9, 143000, 2097152, 1430, 1.6e-4)}
+    "mudd-1.34b-deep": (26e9, 49592, 524288, 496, 2e-4)}
 
 
 @pytest.mark.parametrize("preset", PAPERS)
@@ -64,7 +63,7 @@ def test_recipes_of_the_papers(preset, pytestconfig):
         assert config["max_len"] == opt.seq_len and opt.weight_decay == 0.1 and opt.grad_clip == 1.0
         assert count(shape(preset, name)) > 1e8
     assert opt.decay_frac == 0.2 if wsd else abs(warmup / steps - 0.01) < 1e-3
-    assert opt.final_lr_frac == (0.01 if preset == "mudd-2.8b" else 0.1)
+    assert opt.final_lr_frac == 0.1
 
 
 def test_every_preset_key_is_an_option():

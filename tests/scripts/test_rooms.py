@@ -15,7 +15,7 @@ from small import ROOT
 
 SCRIPTS = {path.stem for path in ROOT.glob("*.py")} - {"muon"}
 OURS = {"models", "nanodepth", "probes", "muon"} | SCRIPTS
-MAY_NAME_MODELS = {"presets", "layouts", "test_presets",             # papers' tables, layouts of published checkpoints
+MAY_NAME_MODELS = {"presets", "test_presets",                        # papers' tables, layouts of published checkpoints
                    "published", "test_convert", "test_convert_mistakes", "test_probes"}
 
 
