@@ -183,8 +183,8 @@ def lower(matrix):
     return np.where(np.tri(n, m, m - n), matrix, math.nan)
 
 
-def draw_depth(found):
-    """Depth and value matrices: who reads what with which weight. Grey comes later and cannot be read.
+def draw_depth(found, columns=4, size=(3.4, 3.3)):
+    """Depth and value matrices: who reads what with which weight. Grey comes later and cannot be read. size: a panel's.
 
     All pictures share one scale: linear up to 0.1, logarithmic up to 10; larger weights have the last colour.
     """
@@ -203,16 +203,16 @@ def draw_depth(found):
                            "used in layer", (1, 0 if outside else 1)))
     if not panels:
         return None
-    columns = min(len(panels), 4)
+    columns = min(len(panels), columns)
     height = math.ceil(len(panels) / columns)
-    fig, axes = figure(height, columns, (3.4 * columns, 3.3 * height))
+    fig, axes = figure(height, columns, (size[0] * columns, size[1] * height))
     for ax in axes.flat[len(panels):]:
         ax.axis("off")
     for ax, (title, rows, source, reader, first) in zip(axes.flat, panels):
         image = heat(ax, rows, textwrap.fill(title, 36), source, reader, first, cmap="RdBu_r",
                      norm=SymLogNorm(0.1, linscale=0.5, vmin=-10, vmax=10))
         ax.set_facecolor("#B8B8B8")
-    bar = fig.colorbar(image, ax=axes, extend="both", aspect=40, pad=0.01,
+    bar = fig.colorbar(image, ax=axes, extend="both", aspect=40, pad=0.02,
                        label="weight, mean over tokens\n(white: 0; grey: cannot be read)")
     bar.set_ticks([-10, -3, -1, -0.3, -0.1, 0, 0.1, 0.3, 1, 3, 10], minor=False)
     bar.ax.yaxis.set_major_formatter("{x:g}")

@@ -1,6 +1,8 @@
 """pictures.py: the numbers drawn, and their places."""
 import copy
+import json
 import math
+import runpy
 import statistics
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from analysis import ROOT, double, numbers, random_model, read, write_run  # noq
 
 from nanodepth import curves, pictures
 
+RESULTS = Path(__file__).parents[2] / "results"
 pytest.importorskip("matplotlib")
 
 
@@ -166,6 +169,31 @@ def test_the_noise_between_seeds_is_measured():
     """SEEDS is the standard deviation of the last difference over the seeds that results/tiny-cpu has."""
     compare = pytest.importorskip("compare")                            # a copy of the repository may be without results/
     at = {(run["system"], run["seed"]): run["loss"] for run in compare.table(
-        Path(compare.__file__).parent / "tiny-cpu" / "runs.csv")}
-    gaps = [loss - at[ROOT, seed] for (name, seed), loss in at.items() if name == "resformer" and (ROOT, seed) in at]
-    assert len(gaps) >= 3 and statistics.stdev(gaps) == pytest.approx(pictures.SEEDS, rel=0.1)
+        RESULTS / "tiny-cpu" / "runs.csv")}
+    other, = {name for name, seed in at if seed} - {ROOT}
+    gaps = [at[other, seed] - at[ROOT, seed] for seed in range(3)]
+    assert statistics.stdev(gaps) == pytest.approx(pictures.SEEDS, rel=0.1)
+
+
+def test_the_pictures_of_the_front_page():
+    """gain.py has its points where the study's page has their numbers, and no name on another name or point."""
+    compare, gain = pytest.importorskip("compare"), runpy.run_path(str(RESULTS / "study" / "gain.py"))
+    runs, speed = compare.apart(compare.read(RESULTS / "study"), gain["IGNORED"]), compare.speeds(RESULTS / "study")
+    fig, page = gain["picture"](gain["ends"](runs), speed), (RESULTS / "study" / "README.md").read_text()
+    ax, = fig.axes
+    fig.canvas.draw()
+    named = {text.get_text(): text for text in ax.texts}
+    points = {tuple(line.get_xydata()[0]) for line in ax.get_lines() if line.get_marker() == "o"}
+    assert len(points) == len(named) - 2 == 17                                  # names of the bar and the line
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `") and "M" not in line]
+    found = [cells for cells in rows if len(cells) == 11 and cells[0].strip("`") in named]
+    assert len(found) >= 10
+    for name, *cells in found:
+        x, y = named[name.strip("`")].xy
+        assert (x, y) in points and f"{y:+.4f} ±" in cells[3] and f"{x:.2f}" == cells[8]
+    boxes = [text.get_window_extent() for text in named.values()]
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+    assert not any(box.contains(*ax.transData.transform(point)) for box in boxes for point in points)
+    depth = json.loads((RESULTS / "study-small" / "depth.json").read_text())
+    assert [torch.tensor(matrix).shape for matrix in depth.values()] == [(17, 17)] * 4
+    assert depth[ROOT] == torch.ones(17, 17).tril().tolist()
