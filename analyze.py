@@ -1,6 +1,6 @@
 """Pictures and numbers of runs: learning curves against the baseline, and what the trained mechanisms do.
 
-    python analyze.py curves runs/*                           losses over tokens and time, differences, a table
+    python analyze.py curves runs/*                           losses over tokens, differences, a table
     python analyze.py probe runs/A runs/B                     attention, features and mixing weights, by layer
 
 Numbers are written as JSON and Markdown, pictures as PNG (pip install matplotlib). docs/probes.md says what they show.
@@ -61,8 +61,11 @@ def compare(args):
             note(f"{name} and {baseline} differ in more than the idea: {differ}")
         own, other = ({run["seed"] for run in group} for group in (some, base))
         if own - other or other - own:
-            note(f"{name} has seeds {sorted(own)}, {baseline} {sorted(other)}: differences are of the seeds that both "
-                 "have")
+            note(f"{name} has seeds {sorted(own)}, {baseline} {sorted(other)}: a seed counts in their difference as far "
+                 "as other systems have it")
+        if why := curves.other_batches(some, base):
+            note(f"{name} and {baseline} were trained on other batches ({why}): the picture has only the differences of "
+                 "their validations")
     args.out.mkdir(parents=True, exist_ok=True)
     rows = curves.summarise(systems, baseline)
     table = curves.table(rows, baseline)

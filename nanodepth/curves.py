@@ -1,14 +1,21 @@
-"""Groups runs into systems, and compares the systems' losses. The runs of one system differ only in their seed."""
+"""Groups runs into systems, and compares the systems' losses. The runs of one system differ only in their seed.
+
+The 95% intervals come from one mean per system and one per seed (a randomised block design), because a seed fixes the
+batches. All systems share one standard deviation, because a few seeds say little about the noise of one system.
+"""
 import json
 import math
 from pathlib import Path
 from statistics import mean, median, mode, stdev
+
+import numpy as np
 
 import models
 from nanodepth import ran
 from nanodepth.cli import UserError, one_line
 from nanodepth.runs import log_rows
 
+BATCHES = {"data", "batch_tokens", "seq_len", "nanodepth/data.py"}         # what decides the batches beside the seed
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
        2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045,
        2.042)  # 97.5% quantiles of Student's t for 1 .. 30 degrees of freedom
@@ -50,15 +57,15 @@ def same_tokens(runs):
     what was left out, in words.
     """
     usual = mode(row["eval_tokens"] for run in runs for row in run["val"])
-    finals = [run["val"][-1]["eval_tokens"] for run in runs if run["done"]]
-    final, messages = mode(finals) if finals else usual, []
+    final, messages = mode([run["val"][-1]["eval_tokens"] for run in runs if run["done"]] or [usual]), []
     for run in runs:
-        kept = [row for row in run["val"] if row["eval_tokens"] == usual
-                or row is run["val"][-1] and run["done"] and row["eval_tokens"] == final]
-        if gone := sorted({(row["eval_tokens"], row["step"]) for row in run["val"] if row not in kept}):
+        last, gone = run["val"][-1] if run["done"] else None, []
+        for row in run["val"][:]:
+            if row["eval_tokens"] != (final if row is last else usual) and row["eval_tokens"] != usual:
+                run["val"].remove(row), gone.append(f"{row['eval_tokens']:,} at step {row['step']}")
+        if gone:
             messages.append(f"{run['run']}: its losses on other tokens than most ({usual:,}, at the end {final:,}): "
-                            + ", ".join(f"{tokens:,} at step {step}" for tokens, step in gone))
-        run["val"] = kept
+                            + ", ".join(gone))
     return messages
 
 
@@ -75,17 +82,16 @@ def systems(runs, ignore=()):
     found = {}
     for some in groups:
         config, others = some[0]["config"], [each[0]["config"] for each in groups if each is not some]
-        rivals = [other for other in others if other["model"] == config["model"]]
-        differ = {name: pair[0] for other in rivals for name, pair in ran.differences(config, other, ignore).items()}
+        rivals = {i: ran.differences(config, other, ignore) for i, other in enumerate(others)
+                  if other["model"] == config["model"]}
+        differ = {name: pair[0] for pairs in rivals.values() for name, pair in pairs.items()}
         words = [f"{name}={differ[name]}" for name in {**ran.what(config), **differ} if name in differ
                  and not name.endswith(".py") and (name not in config["model_config"]
                                                    or config.get("defaults", {}).get(name, config) != differ[name])]
-        twins = [other for other in rivals if all(name.endswith(".py") for name in
-                                                  ran.differences(config, other, ignore))]
+        twins = [others[i].get("parameters") for i, pairs in rivals.items() if all(x.endswith(".py") for x in pairs)]
         if twins:
             count = config.get("parameters")
-            words += [f"{count:,} parameters" if count not in [other.get("parameters") for other in twins] else
-                      f"of {config.get('began', 'an unknown day')}"]
+            words.append(f"of {config.get('began', 'an unknown day')}" if count in twins else f"{count:,} parameters")
         name = " ".join([config["model"], *words])
         found[f"{name} ({len(found)})" if name in found else name] = some
     return found
@@ -108,33 +114,8 @@ def find_baseline(groups):
     Of several, the one that ends after as many tokens as most systems do, with the fewest options in its name.
     """
     plain = [name for name in groups if name.split()[0] == models.names()[0]]
-    ends = [end(some)[0] for some in groups.values()]
-    return max(plain or groups, key=lambda name: (ends.count(end(groups[name])[0]), -len(name.split())))
-
-
-# ---------------------------------------------------------------------------------------------------- curves, intervals
-
-
-def curve(some):
-    """[(tokens, mean loss over the seeds)] at the validations that all seeds have, on as many tokens."""
-    usual = mode(row["eval_tokens"] for run in some for row in run["val"])
-    at = [{row["tokens"]: row["loss"] for row in run["val"] if row["eval_tokens"] == usual} for run in some]
-    common = sorted(set.intersection(*map(set, at)))
-    return [(tokens, mean(rows[tokens] for rows in at)) for tokens in common] or [end(some)]
-
-
-def end(some):
-    """(tokens, mean loss) of the last validation that all seeds have."""
-    at = [{row["tokens"]: row["loss"] for row in run["val"]} for run in some]
-    last = max(set.intersection(*map(set, at)))
-    return last, mean(rows[last] for rows in at)
-
-
-def gaps(some, base, tokens):
-    """Losses after `tokens` tokens, minus those of the run in `base` with the same seed and so the same batches."""
-    at = [{run["seed"]: row["loss"] for run in group for row in run["val"] if row["tokens"] == tokens}
-          for group in (some, base)]
-    return [at[0][seed] - at[1][seed] for seed in at[0] if seed in at[1]]
+    ends = {name: curve(some)[-1][0] for name, some in groups.items()}
+    return max(plain or groups, key=lambda name: (list(ends.values()).count(ends[name]), -len(name.split())))
 
 
 def usable(systems):
@@ -161,16 +142,90 @@ def usable(systems):
     return kept, messages
 
 
-def interval(values):
-    """(mean, half-width of its 95% interval by Student's t) of a sample; None where the sample is too small."""
-    if len(values) < 2:
-        return (values[0] if values else None), None
-    return mean(values), t95(len(values) - 1) * deviation(values) / math.sqrt(len(values))
+# --------------------------------------------------------------------------------------------------------------- curves
+
+
+def curve(some):
+    """[(tokens, mean loss over the seeds, validation tokens)] at the validations that all seeds have."""
+    at = [{(row["tokens"], row["eval_tokens"]): row["loss"] for row in run["val"]} for run in some]
+    common = sorted(set.intersection(*map(set, at)))
+    if not common:
+        raise UserError(f"{', '.join(run['run'] for run in some)}: no validations on as many tokens in common")
+    return [(key[0], mean(rows[key] for rows in at), key[1]) for key in common]
+
+
+def losses(groups, tokens, scored):
+    """{system: {seed: finite loss}} after so many training tokens, on so many validation tokens."""
+    found = {name: {run["seed"]: row["loss"] for run in some for row in run["val"] if math.isfinite(row["loss"])
+                    and (row["tokens"], row["eval_tokens"]) == (tokens, scored)} for name, some in groups.items()}
+    return {name: at for name, at in found.items() if at}
+
+
+def other_batches(some, base):
+    """Why runs of two systems do not see the same batches, in words; "" if runs of one seed do."""
+    found = ran.differences(some[0]["config"], base[0]["config"])
+    return ran.in_words({name: pair for name, pair in found.items() if name in BATCHES}) or (
+        "" if {run["seed"] for run in some} & {run["seed"] for run in base} else "no seed in common")
+
+
+def along(some, base, window):
+    """[(tokens, difference, its standard error)] of the training losses of runs that see the same batches: means over
+    `window` steps, and over the seeds. The batches' own spread cancels. A model's penalties (z_loss) are in its losses.
+    """
+    other = {run["seed"]: run["train"] for run in base}
+    pairs = [[{row["step"]: row for row in rows} for rows in (run["train"], other[run["seed"]])] for run in some
+             if run["seed"] in other and not other_batches([run], base)]
+    steps = sorted(set.intersection(*(set(rows) for pair in pairs for rows in pair))) if pairs else []
+    gaps = [(pairs[0][0][step]["tokens"], mean(a[step]["loss"] - b[step]["loss"] for a, b in pairs)) for step in steps]
+    if len(gaps) < window:
+        return []
+    parts = np.lib.stride_tricks.sliding_window_view(np.array(gaps), window, 0)[::math.ceil(len(gaps) / 500)]
+    errors = parts[:, 1].std(-1, ddof=1) / math.sqrt(window)
+    return list(zip(parts[:, 0].mean(-1).tolist(), parts[:, 1].mean(-1).tolist(), errors.tolist()))
+
+
+# ------------------------------------------------------------------------------------------------------------ intervals
+
+
+def design(losses):
+    """(X, y) for {system: {seed: loss}}: one row per run. X has a 1 for its system and a 1 for its seed, y its loss."""
+    rows = [(system, seed, loss) for system, at in losses.items() for seed, loss in at.items()]
+    seeds = sorted({seed for _, seed, _ in rows})
+    X = [[system == name for name in losses] + [seed == s for s in seeds] for system, seed, _ in rows]
+    return np.array(X, dtype=float), np.array([loss for *_, loss in rows])
+
+
+def noise(losses):
+    """(standard deviation of one run, degrees of freedom)."""
+    X, y = design(losses)
+    rest, left = y - X @ np.linalg.lstsq(X, y, rcond=None)[0], int(len(y) - np.linalg.matrix_rank(X))
+    return (math.sqrt(rest @ rest / left) if left else None), left
+
+
+def difference(losses, a, b):
+    """(a - b, half-width of its 95% interval); a and b: systems, or tuples of as many, which are added up. The
+    half-width is None if no run is left to tell the noise, both are if no seeds connect the systems.
+
+    If all systems have the same seeds, a - b is the mean difference over the seeds. Seeds that only some systems have
+    count as far as they say something about a and b.
+    """
+    plus, minus = ((x,) if isinstance(x, str) else x for x in (a, b))
+    if not {*plus, *minus} <= losses.keys():
+        return None, None
+    X, y = design(losses)
+    wanted = np.zeros(X.shape[1])
+    for i, name in enumerate(losses):
+        wanted[i] = plus.count(name) - minus.count(name)
+    weights = wanted @ np.linalg.pinv(X)                        # of each run in the difference
+    if not np.allclose(weights @ X, wanted):
+        return None, None
+    sd, left = noise(losses)
+    return float(weights @ y), None if sd is None else t95(left) * sd * math.sqrt(weights @ weights)
 
 
 def deviation(values):
-    """Standard deviation; nan if a value is not finite, for which statistics.stdev fails."""
-    return stdev(values) if all(map(math.isfinite, values)) else math.nan
+    """Standard deviation; None of one value, nan if a value is not finite, for which statistics.stdev fails."""
+    return (stdev(values) if all(map(math.isfinite, values)) else math.nan) if len(values) > 1 else None
 
 
 def t95(degrees):
@@ -183,19 +238,22 @@ def t95(degrees):
 
 def summarise(groups, baseline):
     """{name: row of the table} for systems(), the baseline first, at the last validation that all seeds have."""
-    rows, (length, _) = {}, end(groups[baseline])
+    rows, end = {}, curve(groups[baseline])[-1]
+    last = losses(groups, end[0], end[2])
     for name, some in {baseline: groups[baseline], **groups}.items():
-        tokens, loss = end(some)
-        ends = [row["loss"] for run in some for row in run["val"] if row["tokens"] == tokens]
-        gap, half = interval(gaps(some, groups[baseline], tokens)) if tokens == length else (None, None)
+        points = curve(some)
+        tokens, loss, _ = points[-1]
+        gap, half = difference(last, name, baseline) if tokens == end[0] else (None, None)
         peaks = [max(row.get("peak_bytes", 0) for row in run["val"]) for run in some]
         speeds = [median(row["tok_s"] for row in run["train"]) for run in some]
+        chosen = [(run["config"]["options"].get("compile"), run["config"].get("gpu")) for run in some if "config" in run]
         rows[name] = {
             "runs": [run["run"] for run in some], "seeds": [run["seed"] for run in some], "tokens": tokens,
-            "loss": loss, "loss_sd": deviation(ends) if len(ends) > 1 else None,
-            "difference": gap, "difference_95": half,
-            "tok_s": mean(speeds), "tok_s_sd": deviation(speeds) if len(speeds) > 1 else None,
-            "peak_bytes": mean(peaks) if min(peaks) else None, "curve": curve(some)}
+            "loss": loss, "loss_sd": deviation([row["loss"] for run in some for row in run["val"]
+                                                if row["tokens"] == tokens]),
+            "difference": gap, "difference_95": half, "tok_s": mean(speeds), "tok_s_sd": deviation(speeds),
+            "mode": ", ".join(sorted({"compiled" if (bool(gpu) if on is None else on) else "eager" for on, gpu in chosen})),
+            "peak_bytes": mean(peaks) if min(peaks) else None, "curve": points}
     return rows
 
 
@@ -211,7 +269,7 @@ def table(rows, baseline):
         gap = name != baseline and r["difference"] is not None
         cells = [f"`{name}`", str(len(r["seeds"])), f"{r['tokens']:,}", cell(r["loss"], r["loss_sd"], ".4f"),
                  cell(r["difference"], r["difference_95"], "+.4f") if gap else "-",
-                 cell(r["tok_s"], r["tok_s_sd"], ",.0f"),
+                 f"{cell(r['tok_s'], r['tok_s_sd'], ',.0f')} {r['mode']}".rstrip(),
                  "-" if r["peak_bytes"] is None else f"{r['peak_bytes'] / 2 ** 30:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

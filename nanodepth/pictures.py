@@ -2,11 +2,14 @@
 import io
 import math
 import textwrap
-from itertools import cycle
+from itertools import accumulate, cycle
 from statistics import mean, median
 
-from nanodepth.curves import deviation, gaps
+import numpy as np
 
+from nanodepth.curves import along, difference, losses
+
+SEEDS = 0.01                            # of results/tiny-cpu
 MOST = 8                                # systems besides the baseline in a picture of curves
 COLORS = ("#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9",          # Okabe and Ito's
           "#8C564B", "#8A8A8A")                                                                 # brown and grey
@@ -23,8 +26,8 @@ STREAMS = {"q": "queries", "k": "keys", "v": "values", "g": "gates"}
 # -------------------------------------------------------------------------------------------------------- parts of them
 
 
-def canvas(size):
-    """An empty figure of size (width, height) inches, which a notebook displays."""
+def figure(rows, columns, size, **options):
+    """A figure of size (width, height) inches, which a notebook displays, and its axes as a list of rows."""
     from matplotlib.figure import Figure
     fig = Figure(figsize=size, layout="constrained")
 
@@ -33,12 +36,6 @@ def canvas(size):
         fig.savefig(file, dpi=80)
         return file.getvalue()
     fig._repr_png_ = png                                                    # IPython calls it
-    return fig
-
-
-def figure(rows, columns, size, **options):
-    """A figure of size (width, height) inches, and its axes as a list of rows."""
-    fig = canvas(size)
     return fig, fig.subplots(rows, columns, squeeze=False, **options)
 
 
@@ -69,69 +66,81 @@ def over_layers(ax, title, xlabel, ylabel):
 
 
 def draw_curves(rows, groups, baseline):
-    """Losses against tokens and against time; below, the difference to the baseline at equal tokens, paired by seed.
-
-    Shows the baseline and the MOST systems with the lowest final losses. Time is tokens over the median speed, so it
-    leaves out compiling, validations and pauses. rows: from curves.summarise(groups, baseline).
+    """Left the losses, right the differences to the baseline at equal tokens: of the training losses where both see the
+    same batches, and of validations. rows: from curves.summarise(groups, baseline).
     """
     best = sorted((r["loss"] if math.isfinite(r["loss"]) else math.inf, name) for name, r in rows.items())
     shown = [baseline, *[name for _, name in best if name != baseline][:MOST]]
-    alone = len(shown) == 1                                                 # then there are no differences
-    fig = canvas((12, 4.5 if alone else 9.5))
-    axes = fig.subplot_mosaic([["tokens", "time"]] if alone else [["tokens", "time"], ["gap", "gap"]],
-                              height_ratios=(1,) if alone else (1, 1.7))
+    n = min(2, len(shown))
+    fig, (axes,) = figure(1, n, (5.5 * n, 4.4))
+    window = max(2, min(len(run["train"]) for name in shown for run in groups[name]) // 16)
+    ends = [[], []]                                                         # of each panel: (name, colour, x, y)
     for name, (color, dash) in zip(shown, styles()):
-        points, minute = rows[name]["curve"], 60 * rows[name]["tok_s"]
-        look = dict(color=color, ls=dash, lw=2 if name == baseline else 1.4, label=name)
-        for key, unit in (("tokens", 1e6), ("time", minute)):
-            axes[key].plot(*zip(*((x / unit, y) for x, y in points)), **look)
-        paired = {x / 1e6: gaps(groups[name], groups[baseline], x) for x, _ in points[1:]}
-        paired = {x: g for x, g in paired.items() if g}
-        if paired and not alone:
-            spread = [deviation(g) if len(g) > 1 else 0.0 for g in paired.values()]
-            axes["gap"].errorbar(list(paired), list(map(mean, paired.values())), spread, marker=".", elinewidth=0.8,
-                                 errorevery=1 + len(paired) // 12, **look)
-    axes["tokens"].set(xlabel="training tokens (millions)", ylabel="validation loss (nats per token)")
-    axes["time"].set(xlabel="minutes of training, at the system's median speed")
-    if not alone:
-        other = baseline if len(baseline) < 25 else "the baseline"
-        axes["gap"].set(xlabel="training tokens (millions)",
-                        ylabel=f"difference to {other} at equal tokens (nats per token)")
-    for ax in axes.values():
-        frame(ax)
-        ax.grid(alpha=0.3, lw=0.6)
-    draw_legend(fig, axes["tokens"].get_lines(), {name: rows[name] for name in shown}, len(rows))
+        points = [(x / 1e6, y, scored) for x, y, scored in rows[name]["curve"]]
+        for scored in dict.fromkeys(scored for *_, scored in points):       # the last validation may have more tokens
+            x, y = zip(*(point[:2] for point in points if point[2] == scored))
+            axes[0].plot(x, y, dash, color=color, label=name, marker="o" if len(x) == 1 else "", ms=4)
+        ends[0].append((name, color, *points[-1][:2]))
+        line = along(groups[name], groups[baseline], window) if name != baseline else []
+        if line:
+            x, y, error = np.array(line).T
+            axes[1].plot(x / 1e6, y, dash, lw=1, color=color)
+            axes[1].fill_between(x / 1e6, y - error, y + error, color=color, alpha=0.25, lw=0)
+        found = [(x / 1e6, *difference(losses(groups, x, scored), name, baseline))
+                 for x, _, scored in rows[name]["curve"][1:]] if name != baseline else []
+        if found := [(x, y, half or 0) for x, y, half in found if y is not None]:
+            x, y, half = zip(*found)
+            axes[1].errorbar(x, y, half, fmt="o" if line else f"o{dash}", ms=4, color=color, elinewidth=0.8, label=name)
+            ends[1].append((f"{name} {y[-1]:+.3f}", color, x[-1], y[-1]))
+    for ax, some, title in zip(axes, ends, ("validation loss, nats per token", f"loss minus {baseline}'s, nats")):
+        ax.set(xlabel="training tokens (millions)")
+        ax.set_title(title, fontsize=10, loc="left")
+        ax.spines[["top", "right"]].set_visible(False)
+        label_ends(ax, some)
+    if n > 1:
+        axes[1].axhline(0, color="black", lw=0.8)
+    fig.supxlabel(legend(rows, shown, window), x=0.01, ha="left", fontsize=8.5)
     return fig
 
 
-def frame(ax):
-    """Fits the y-axis to the last three quarters of the curves, except those of systems far from the others."""
-    points = [[(x, y) for x, y in line.get_xydata().tolist() if math.isfinite(y)] for line in ax.get_lines()]
-    late = [[y for x, y in some if x >= some[-1][0] / 4 or len(some) < 4] for some in points if some]
-    if not late:
-        return
-    centre = median(ys[-1] for ys in late)
-    far = [max(abs(y - centre) for y in ys) for ys in late]
-    kept = [y for ys, d in zip(late, far) if d <= 4 * median(far) for y in ys]
-    margin = 0.08 * (max(kept) - min(kept)) + 1e-3
-    ax.set_ylim(min(kept) - margin, max(kept) + margin)
+def legend(rows, shown, window):
+    """What the lines, bands and points of draw_curves() are."""
+    text, seeds = f"The {len(shown) - 1} lowest of {len(rows) - 1} losses. " if len(rows) > len(shown) else "", [
+        len(rows[name]["seeds"]) for name in shown]
+    if len(shown) == 1:
+        return text + "Points: the last validation, on more tokens."
+    text += (f"Points: validations (the last on more tokens). Line and band on the right: training loss on the same "
+             f"batches, mean over {window} steps, and its standard error.\n")
+    if max(seeds) > 1:
+        return text + f"Means of {min(seeds)} to {max(seeds)} seeds; bars: 95% intervals."
+    return text + ("One seed: the band is not the noise between seeds. In the default run a final difference varies by "
+                   f"{SEEDS} nats (standard deviation) between seeds.")
 
 
-def draw_legend(fig, lines, rows, n):
-    """A legend: the names of the lines with the final differences of `rows`. n: number of all systems."""
-    seeds = sorted({len(r["seeds"]) for r in rows.values()})
-    title = f"mean of {'-'.join(map(str, seeds))} {'seed' if seeds == [1] else 'seeds'}"
-    if n > 1:
-        title += "\nfinal differences"
-    if n > 1 and seeds[-1] > 1:
-        title += "\nbars: standard deviation\nover seeds"
-    if n > len(rows):
-        title += f"\nthe {len(rows) - 1} lowest of {n - 1} losses"
-    texts = []
-    for name, r in rows.items():
-        gap = f" {r['difference']:+.4f}" if texts and r["difference"] is not None else ""
-        texts.append(textwrap.fill(name + gap, 30, break_on_hyphens=False))
-    fig.legend(lines, texts, title=title, loc="outside right lower", fontsize=9, frameon=False, alignment="left")
+def label_ends(ax, ends):
+    """Fits the y-axis and writes names beside the ends of the lines: (name, colour, (tokens, y)). The axis has the last
+    three quarters of the curves, without those that are far from the others.
+    """
+    lines = [xy[np.isfinite(xy).all(1)] for xy in (np.array(line.get_xydata()) for line in ax.get_lines())]
+    late = [xy[(xy[:, 0] >= xy[-1, 0] / 4) | (len(xy) < 4), 1] for xy in lines if len(xy)]
+    if late:
+        centre = median(ys[-1] for ys in late)
+        far = [abs(ys - centre).max() for ys in late]
+        kept = np.concatenate([ys for ys, d in zip(late, far) if d <= 4 * median(far)])
+        margin = 0.08 * np.ptp(kept) + 1e-3
+        ax.set_ylim(kept.min() - margin, kept.max() + margin)
+    low, high = ax.get_ylim()
+    ends = [(name, color, x, min(max(y, low), high)) for name, color, x, y in ends if math.isfinite(y)]
+    for (name, color, x, y), at in zip(ends, spread([y for *_, y in ends], (high - low) / 20)):
+        ax.annotate(name, (x, y), (1.03, at), textcoords=("axes fraction", "data"), color=color, va="center",
+                    fontsize=9, arrowprops=dict(arrowstyle="-", color=color, lw=0.5), annotation_clip=False)
+
+
+def spread(values, gap):
+    """The values moved apart to at least `gap`, each in its place."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    moved = dict(zip(order, accumulate((values[i] for i in order), lambda last, x: max(x, last + gap))))
+    return [moved[i] - mean(moved.values()) + mean(values) for i in range(len(values))]
 
 
 # ------------------------------------------------------------------------------------------------ what models do inside
@@ -169,13 +178,13 @@ def draw_streams(ax, adjacent, color):
 
 
 def lower(matrix):
-    """The matrix with nan right of the diagonal. In an (L, L + 1) matrix the diagonal begins at column 1."""
-    extra = len(matrix[0]) - len(matrix)
-    return [[x if j <= i + extra else math.nan for j, x in enumerate(row)] for i, row in enumerate(matrix)]
+    """The matrix with nan right of the diagonal, which in an (L, L + 1) matrix begins at column 1."""
+    n, m = np.shape(matrix)
+    return np.where(np.tri(n, m, m - n), matrix, math.nan)
 
 
-def draw_depth(found):
-    """Depth and value matrices: who reads what with which weight. Grey comes later and cannot be read.
+def draw_depth(found, columns=4, size=(3.4, 3.3)):
+    """Depth and value matrices: who reads what with which weight. Grey comes later and cannot be read. size: a panel's.
 
     All pictures share one scale: linear up to 0.1, logarithmic up to 10; larger weights have the last colour.
     """
@@ -194,16 +203,16 @@ def draw_depth(found):
                            "used in layer", (1, 0 if outside else 1)))
     if not panels:
         return None
-    columns = min(len(panels), 4)
+    columns = min(len(panels), columns)
     height = math.ceil(len(panels) / columns)
-    fig, axes = figure(height, columns, (3.4 * columns, 3.3 * height))
+    fig, axes = figure(height, columns, (size[0] * columns, size[1] * height))
     for ax in axes.flat[len(panels):]:
         ax.axis("off")
     for ax, (title, rows, source, reader, first) in zip(axes.flat, panels):
         image = heat(ax, rows, textwrap.fill(title, 36), source, reader, first, cmap="RdBu_r",
                      norm=SymLogNorm(0.1, linscale=0.5, vmin=-10, vmax=10))
         ax.set_facecolor("#B8B8B8")
-    bar = fig.colorbar(image, ax=axes, extend="both", aspect=40, pad=0.01,
+    bar = fig.colorbar(image, ax=axes, extend="both", aspect=40, pad=0.02,
                        label="weight, mean over tokens\n(white: 0; grey: cannot be read)")
     bar.set_ticks([-10, -3, -1, -0.3, -0.1, 0, 0.1, 0.3, 1, 3, 10], minor=False)
     bar.ax.yaxis.set_major_formatter("{x:g}")

@@ -4,9 +4,7 @@ FOLDER has the runs.csv and logs.jsonl.xz of results/study/study.py --results FO
 runs, each system at its best learning rates: those with the lowest loss on targets that are not copyable (on all
 targets if most are copyable, as on bytes), at the length and seed at which most rates were tried. Runs of a system that
 differ in more than their seed, length and rates are systems apart. A run that is in no table is named.
-
-We fit one mean per system and one per seed (a randomised block design), because a seed fixes the batches. All systems
-share one standard deviation, because a few seeds say little about the noise of one system.
+nanodepth/curves.py says where the intervals come from.
 """
 import csv
 import json
@@ -17,14 +15,12 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from statistics import mean
 
-import numpy as np
-
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 from publish import criterion, markdown  # noqa: E402
 
 from nanodepth import ran  # noqa: E402
 from nanodepth.cli import Parser, UserError, run_script  # noqa: E402
-from nanodepth.curves import t95  # noqa: E402
+from nanodepth.curves import difference  # noqa: E402
 
 CLAIMS = (  # system with the lower loss, than this system, according to
     ("gpt-gated", "gpt", "ExoFormer, table 1"), ("resformer", "gpt", "ExoFormer, table 1; SATFormer, table 5"),
@@ -114,57 +110,6 @@ def others(each):
     return final(each, "others")
 
 
-# ----------------------------------------------------------------------------------------------------------- statistics
-
-
-def design(losses):
-    """(X, y) for {system: {seed: loss}}: one row per run. X has a 1 for its system and a 1 for its seed, y its loss."""
-    rows = [(system, seed, loss) for system, at in losses.items() for seed, loss in at.items()]
-    seeds = sorted({seed for _, seed, _ in rows})
-    X = [[system == name for name in losses] + [seed == s for s in seeds] for system, seed, _ in rows]
-    return np.array(X, dtype=float), np.array([loss for *_, loss in rows])
-
-
-def residuals(losses):
-    """(residual of each loss after the fit, degrees of freedom)."""
-    X, y = design(losses)
-    return y - X @ np.linalg.lstsq(X, y, rcond=None)[0], int(len(y) - np.linalg.matrix_rank(X))
-
-
-def noise(losses):
-    """(standard deviation of one run, degrees of freedom)."""
-    rest, left = residuals(losses)
-    return (math.sqrt(rest @ rest / left) if left else None), left
-
-
-def contrast(losses, plus, minus):
-    """The weight of each run in the sum of some systems minus that of as many others; None if no seeds connect them."""
-    if not {*plus, *minus} <= losses.keys():
-        return None
-    X, _ = design(losses)
-    wanted = np.zeros(X.shape[1])
-    for sign, names in ((1, plus), (-1, minus)):
-        for name in names:
-            wanted[list(losses).index(name)] += sign
-    weights = wanted @ np.linalg.pinv(X)
-    return weights if np.allclose(weights @ X, wanted) else None
-
-
-def difference(losses, a, b):
-    """(a - b, half-width of its 95% interval); a and b: systems, or tuples of as many, which are added up. The
-    half-width is None without noise(), both are without contrast().
-
-    If all systems have the same seeds, a - b is the mean difference over the seeds. Seeds that only some systems have
-    count as far as they say something about a and b.
-    """
-    weights = contrast(losses, *((x,) if isinstance(x, str) else x for x in (a, b)))
-    if weights is None:
-        return None, None
-    sd, left = noise(losses)
-    value = float(weights @ design(losses)[1])
-    return value, None if sd is None else t95(left) * sd * math.sqrt(weights @ weights)
-
-
 def gap(losses, a, b="gpt"):
     """(difference() as text, its sign): -1 or 1 if the interval excludes 0, else 0; None if there is no interval."""
     value, half = difference(losses, a, b)
@@ -173,17 +118,6 @@ def gap(losses, a, b="gpt"):
     if half is None:
         return f"{value:+.4f}", None
     return f"{value:+.4f} ± {half:.4f}", 0 if abs(value) <= half else -1 if value < 0 else 1
-
-
-def coverage(losses, a, b):
-    """How often the interval of difference() covers the truth if each system has the variance of its own residuals."""
-    rest, left = residuals(losses)
-    rest, variances = iter(rest), []
-    for at in losses.values():
-        variances += [mean(next(rest) ** 2 for _ in at)] * len(at)
-    scale = len(variances) / left
-    variance = scale * sum(weight ** 2 * x for weight, x in zip(contrast(losses, (a,), (b,)), variances))
-    return math.erf(difference(losses, a, b)[1] / math.sqrt(2 * variance))
 
 
 # --------------------------------------------------------------------------------------------------------------- tables
@@ -209,13 +143,6 @@ def claims(columns):
         if any(text for text, _ in cells):
             rows.append([f"`{a}` below `{b}`", source, *(text + words[sign] for text, sign in cells)])
     return markdown(["claim", "by", *columns], rows)
-
-
-def coverages(losses):
-    """A sentence about coverage() in the CLAIMS about these systems."""
-    found = {f"{a} against {b}": coverage(losses, a, b) for a, b, _ in CLAIMS if gap(losses, a, b)[1] is not None}
-    least = min(found, key=found.get)
-    return f"{found[least]:.0%} ({least}) to {max(found.values()):.0%}, {mean(found.values()):.0%} on average"
 
 
 def best_scales(runs):

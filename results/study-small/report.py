@@ -24,7 +24,8 @@ def claims_table(final):
     """The papers' claims: differences paired by seed, with Student's 95% intervals."""
     rows = []
     for a, b, source in CLAIMS:
-        gap, half = curves.interval(curves.gaps(final[a], final[b], curves.end(final[a])[0]))
+        losses = {name: {run["seed"]: run["val"][-1]["loss"] for run in final[name]} for name in (a, b)}
+        gap, half = curves.difference(losses, a, b)
         verdict = "within noise" if abs(gap) <= half else "holds" if gap < 0 else "the opposite"
         rows.append([f"`{a}`", f"`{b}`", source, f"{gap:+.4f} ± {half:.4f}", verdict])
     return markdown(["lower loss expected", "than", "says", "difference (95% interval)", "here"], rows)
@@ -32,7 +33,7 @@ def claims_table(final):
 
 def tables(final):
     """{NAME: table}"""
-    shown = curves.summarise({name: final[name] for name in SHOWN}, "gpt")
+    shown = {name: curves.summarise({"gpt": final["gpt"], name: final[name]}, "gpt")[name] for name in SHOWN}
     return {"main": curves.table(shown, "gpt").rstrip(), "claims": claims_table(final)}
 
 

@@ -10,7 +10,7 @@ import math
 import re
 import sys
 from collections import defaultdict
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 
@@ -20,13 +20,13 @@ HERE = Path(__file__).resolve().parent
 README = HERE.parents[1] / "README.md"
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 import compare  # noqa: E402
-from compare import apart, claims, coverages, difference, final, gap, others, read, speeds, table  # noqa: E402
+from compare import apart, claims, difference, final, gap, others, read, speeds, table  # noqa: E402
 from publish import fill, markdown  # noqa: E402
 from study import GATED, LATER, SYSTEMS, WIDE  # noqa: E402
 
 import models  # noqa: E402
 import train  # noqa: E402
-from nanodepth import curves, pictures  # noqa: E402
+from nanodepth import pictures  # noqa: E402
 
 FRONT = {"gpt --gate elementwise": "gpt-gated", "resformer": "resformer-half"} | {name: name for name in (  # README
     "satformer exoformer nuresformer exoformer_dynamic denseformer muddformer attnres attnres_block "
@@ -150,17 +150,10 @@ def in_order(at):
     return sorted(points, key=lambda name: (-points[name][-1][0], points[name][-1][1]))
 
 
-def spread(values, gap):
-    """The values moved apart to at least `gap`, each in its place."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    moved = dict(zip(order, accumulate((values[i] for i in order), lambda last, x: max(x, last + gap))))
-    return [moved[i] - mean(moved.values()) + mean(values) for i in range(len(values))]
-
-
 def draw(ax, points, names):
     """The lead of each system against tokens; in grey the narrowest 95% interval, around zero."""
     low = min(lead for name in names for _, lead, _ in points[name])
-    heights = spread([points[name][-1][1] for name in names], -low / 22)
+    heights = pictures.spread([points[name][-1][1] for name in names], -low / 22)
     half, last = defaultdict(list), max(points[name][-1][0] for name in names) / 1e6
     for name, y, (color, dash) in zip(names, heights, pictures.styles()):
         tokens, lead, _ = zip(*((tokens / 1e6, *rest) for tokens, *rest in points[name]))
@@ -231,7 +224,7 @@ def rates_table(found):
     at = {name: [found.get((name, *key), []) for key in shown.values()] for name in SYSTEMS}
     at = {name: at[name] for name in sorted(at, key=lambda name: mean(at[name][0] or [0])) if at[name][0]}
     rest = [mean(half) for name, (half, *_) in at.items() if name != "resformer"]
-    average = "{:+.4f} ± {:.4f}".format(*curves.interval(rest))
+    average = gap({"half": dict(enumerate(rest)), "own": dict.fromkeys(range(len(rest)), 0.0)}, "half", "own")[0]
     rows = [[f"`{name}`", str(SYSTEMS[name][1][0]), str(len(some[0])), *(f"{mean(x):+.4f}" if x else "" for x in some)]
             for name, some in at.items()] + [[f"mean of {len(rest)} (not resformer)", "", "", average, "", ""]]
     return markdown(["system", "Muon's rate", "seeds", *shown], rows)
@@ -243,11 +236,10 @@ def tables(runs, speed, tried):
     size, each = {steps: f"at {tokens / 1e6:.1f}M" for steps, tokens in zip(at, at_ends(at))}, at[usual(at)]
     columns = {f"{size[steps]}, not copyable": others(at[steps]) for steps in list(at)[-2:]}
     columns[f"{size[usual(at)]}, all"] = final(each)
-    text = f"Without copyable targets {coverages(others(each))}.\nOver all targets {coverages(final(each))}."
     short = others(compare.ends(runs).get(1000, each))
     more = {"shapes": shapes_table(short), "sums": sums_table(short)}
     pages = {"README.md": {"leads": leads_table(at, speed), **{name: x for name, x in more.items() if "`" in x}},
-             "claims.md": {"claims": claims(columns), "coverage": text}}
+             "claims.md": {"claims": claims(columns)}}
     return pages | ({"rates.md": {"rates": rates_table(changes(runs, tried))}} if tried else {})
 
 

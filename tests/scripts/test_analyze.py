@@ -30,11 +30,11 @@ def test_table_against_numbers_by_hand(tmp_path, capsys):
     rows = json.loads((tmp_path / "out" / "curves.json").read_text())
     assert list(rows) == [ROOT, "mine"]
     b, m = rows.values()
-    assert b["loss"] == pytest.approx(3.1) and b["loss_sd"] == pytest.approx(0.1) and b["difference_95"] == 0
+    assert b["loss"] == pytest.approx(3.1) and b["loss_sd"] == pytest.approx(0.1) and b["difference"] == pytest.approx(0)
     assert m["loss"] == pytest.approx(2.9) and m["difference"] == pytest.approx(-0.2)           # gaps -0.2, -0.1, -0.3
     assert m["difference_95"] == pytest.approx(4.3027 * 0.1 / math.sqrt(3), rel=1e-4)
     assert b["tok_s"] == 1000 and m["tok_s"] == 500 and m["peak_bytes"] == 2 ** 31
-    line = "| `mine` | 3 | 2,000 | 2.9000 ± 0.1732 | -0.2000 ± 0.2484 | 500 ± 0 | 2.00 |\n"
+    line = "| `mine` | 3 | 2,000 | 2.9000 ± 0.1732 | -0.2000 ± 0.2484 | 500 ± 0 eager | 2.00 |\n"
     text = (tmp_path / "out" / "curves.md").read_text()
     assert line in text and text in capsys.readouterr().out
     assert (tmp_path / "out" / "curves.png").stat().st_size > 10_000
@@ -55,11 +55,11 @@ def test_a_run_that_diverged_is_shown(tmp_path, last):
     assert (tmp_path / "b" / "log.jsonl").read_text().count("null") == (last is None)
     analyze.main(["curves", *map(str, runs), "--out", str(tmp_path / "o")])
     text, shown = (tmp_path / "o" / "curves.md").read_text(), "inf" if last == math.inf else "nan"
-    assert f"| `mine` | 1 | 2,000 | {shown} | +{shown} |" in text
+    assert f"| `mine` | 1 | 2,000 | {shown} | - |" in text
     assert f"| `early` | 1 | 1,000 | {shown} | - |" in text
     rows = strict(tmp_path / "o" / "curves.json")
     assert rows["mine"]["loss"] is rows["mine"]["difference"] is rows["early"]["loss"] is None
-    assert rows["mine"]["curve"] == [[0, 9], [1000, 5], [2000, None]]
+    assert rows["mine"]["curve"] == [[0, 9, 1000], [1000, 5, 1000], [2000, None, 1000]]
     assert (tmp_path / "o" / "curves.png").exists()
 
 
@@ -78,7 +78,7 @@ def test_a_mixed_folder(tmp_path, capsys):
     rows = strict(out / "curves.json")
     assert list(rows) == [f"{ROOT} max_steps=200", f"{ROOT} max_steps=400", "more"]
     assert rows[f"{ROOT} max_steps=200"]["runs"] == [str(tmp_path / "a")]
-    assert rows[f"{ROOT} max_steps=400"]["difference"] is None and rows["more"]["difference"] == -0.25
+    assert rows[f"{ROOT} max_steps=400"]["difference"] is None and rows["more"]["difference"] == pytest.approx(-0.25)
     stdout, stderr = capsys.readouterr()
     assert stdout == (out / "curves.md").read_text() + f"{out / 'curves.png'}\n"
     said = stderr.splitlines()

@@ -2,11 +2,16 @@
 import json
 import math
 import os
+import random
+import statistics
 
 import pytest
 from analysis import ROOT, read, write_run
 
 from nanodepth import curves
+from nanodepth.cli import UserError
+
+THREE = {"gpt": {0: 4.0, 1: 4.3, 2: 4.2}, "one": {0: 3.9, 1: 4.25, 2: 4.0}, "two": {0: 4.1, 1: 4.2, 2: 4.3}}
 
 
 def labels(*runs):
@@ -112,14 +117,46 @@ def test_what_is_no_run(tmp_path, text):
 # ---------------------------------------------------------------------------------------------------- curves, intervals
 
 
+def test_noise_is_that_of_a_randomised_block_design():
+    table = [list(at.values()) for at in THREE.values()]
+    rest = [x - statistics.mean(row) - statistics.mean(column) + statistics.mean(sum(table, []))
+            for row in table for x, column in zip(row, zip(*table))]
+    sd, degrees = curves.noise(THREE)
+    assert degrees == 4 and sd == pytest.approx(math.sqrt(sum(x * x for x in rest) / 4))
+    value, half = curves.difference(THREE, "one", "gpt")
+    assert value == pytest.approx(-0.35 / 3) and half == pytest.approx(2.776 * sd * math.sqrt(2 / 3))
+    losses = THREE | {"four": {7: 3.8}, "five": {8: 3.9}}                   # no run beside them, so no difference
+    assert curves.difference(losses, "four", "gpt") == curves.difference(losses, "four", "five") == (None, None)
+    assert curves.difference(losses, "one", "gpt") == (pytest.approx(value), pytest.approx(half))
+
+
+def test_a_seed_of_two_systems_tells_something_of_the_third():
+    """Least squares by hand: seeds 0 and 1 give one - gpt with variance 1 (of a run's), two - gpt with 1, covariance
+    1/2; seed 2 gives one - gpt with variance 2. Together one - gpt has the weights 2 : 1 and the variance 2/3, and
+    two - gpt moves by half of what one - gpt moves, a sixth of the difference of its values; variance 1 - 1/4 + 1/6.
+    """
+    losses = {**THREE, "two": {0: 4.1, 1: 4.2}}
+    sd, degrees = curves.noise(losses)
+    assert degrees == 3
+    for name, wanted, variance in (("one", (2 * -0.075 - 0.2) / 3, 2 / 3), ("two", 0 + (-0.2 - -0.075) / 6, 11 / 12)):
+        value, half = curves.difference(losses, name, "gpt")
+        assert value == pytest.approx(wanted) and half == pytest.approx(3.182 * sd * math.sqrt(variance), rel=1e-3)
+    losses["three"] = {0: 3.8}                      # one run: its mean takes it, yet its difference has an interval
+    assert curves.noise(losses) == (pytest.approx(sd), 3)
+    assert curves.difference(losses, "three", "gpt")[1] > 3.182 * sd
+
+
 def test_seeds_are_paired_and_one_seed_has_no_interval(tmp_path):
     base = read(*(write_run(tmp_path / f"b{s}", [9, s], s) for s in (1, 2, 3)))
     some = read(*(write_run(tmp_path / f"a{s}", [9, s + gap], s) for s, gap in ((3, 0.5), (2, 0.7), (7, 100))))
     half = 12.706 * math.sqrt(0.02) / math.sqrt(2)
-    assert curves.interval(curves.gaps(some, base, 1000)) == (pytest.approx(0.6), pytest.approx(half))
-    assert curves.interval(curves.gaps(some[:1], base, 1000)) == (pytest.approx(0.5), None)
-    assert curves.interval(curves.gaps(some[2:], base, 1000)) == (None, None)
-    assert curves.interval(curves.gaps(some, base, 77)) == (None, None)
+
+    def difference(some, tokens=1000, scored=1000):
+        return curves.difference(curves.losses({"x": some, ROOT: base}, tokens, scored), "x", ROOT)
+    assert difference(some) == (pytest.approx(0.6), pytest.approx(half))
+    assert difference(some[2:]) == difference(some, 77) == difference(some, 1000, 77) == (None, None)
+    assert curves.difference(curves.losses({"x": some[:1], ROOT: base[2:]}, 1000, 1000), "x", ROOT) == (
+        pytest.approx(0.5), None)
     lone = curves.summarise({"x": some[2:], ROOT: base}, ROOT)
     assert list(lone) == [ROOT, "x"]
     assert lone["x"]["difference"] is None
@@ -136,13 +173,16 @@ def test_only_losses_after_equal_tokens_are_compared(tmp_path):
     assert rows[ROOT]["loss"] == 3.5
 
 
-def test_losses_on_other_validation_tokens_are_no_points_of_the_curve(tmp_path):
-    """final_eval_tokens: the last losses are only differences."""
+def test_losses_on_other_validation_tokens_are_apart(tmp_path):
+    """final_eval_tokens: a last loss is compared with other last ones alone."""
     base, some = read(*(write_run(tmp_path / name, losses, eval_tokens=[7, 7, 7, 70])
                         for name, losses in (("b", [9, 5, 4, 3.5]), ("s", [9, 4, 3, 3.2]))))
     rows = curves.summarise({ROOT: [base], "x": [some]}, ROOT)
     assert rows["x"]["difference"] == pytest.approx(-0.3) and rows["x"]["loss"] == 3.2 and rows["x"]["tokens"] == 3000
-    assert rows["x"]["curve"] == [(0, 9), (1000, 4), (2000, 3)]
+    assert rows["x"]["curve"] == [(0, 9, 7), (1000, 4, 7), (2000, 3, 7), (3000, 3.2, 70)]
+    longer = read(write_run(tmp_path / "l", [9, 4, 3, 2.5, 2], eval_tokens=[7, 7, 7, 7, 70]))
+    found = curves.losses({ROOT: [base], "x": [some], "long": longer}, 3000, 70)
+    assert found == {ROOT: {0: 3.5}, "x": {0: 3.2}}
 
 
 @pytest.mark.parametrize("last", [math.nan, math.inf])
@@ -150,5 +190,55 @@ def test_a_seed_that_diverged(tmp_path, last):
     """Its loss is not finite, as train.py logs it before it stops: deviations are unknown, and nothing fails."""
     logs = read(*(write_run(tmp_path / f"{seed}", [5.0, loss], seed) for seed, loss in ((0, 4.0), (1, last))))
     row = curves.summarise(curves.systems(logs), ROOT)[ROOT]
-    assert math.isnan(row["loss_sd"]) and math.isnan(curves.interval([1.0, last])[1])
+    assert math.isnan(row["loss_sd"])
     assert curves.deviation([1.0, 3.0]) == pytest.approx(math.sqrt(2))
+
+
+# -------------------------------------------------------------------------------------------------------- batch by batch
+
+
+def with_losses(run, train):
+    """The run folder with these training losses, of steps 1, 2, ..., of 10 tokens."""
+    rows = [json.dumps({"kind": "train", "step": i, "tokens": 10 * i, "loss": loss, "tok_s": 1.0})
+            for i, loss in enumerate(train, 1)]
+    log = run / "log.jsonl"
+    log.write_text("\n".join([row for row in log.read_text().splitlines() if '"val"' in row] + rows) + "\n")
+    return run
+
+
+def test_training_losses_of_one_seed_are_compared_batch_by_batch(tmp_path):
+    """By loops: the mean over the seeds, then over each window of steps, and the error of that."""
+    draw = random.Random(0).gauss
+    hard = {seed: [draw(5, 0.4) for _ in range(30)] for seed in (0, 1, 2)}                  # each batch's own loss
+    gain = {seed: [0.01 * i + draw(0, 0.01) for i in range(30 - seed)] for seed in (0, 1)}
+    base = read(*(with_losses(write_run(tmp_path / f"b{s}", [9, 5], s), hard[s]) for s in hard))
+    some = read(*(with_losses(write_run(tmp_path / f"a{s}", [9, 5], s, "mine"),
+                              [x - y for x, y in zip(hard[s], gain[s])]) for s in gain))
+    found = curves.along(some, base, 8)
+    gaps = [-(x + y) / 2 for x, y in zip(gain[0], gain[1])]                                 # 29 steps that both have
+    assert len(found) == 29 - 8 + 1
+    for i, (tokens, value, error) in enumerate(found):
+        part = gaps[i:i + 8]
+        assert tokens == pytest.approx(10 * statistics.mean(range(i + 1, i + 9)))
+        assert value == pytest.approx(statistics.mean(part))
+        assert error == pytest.approx(statistics.stdev(part) / 8 ** 0.5)
+    assert curves.along(some, base, 30) == []
+
+
+@pytest.mark.parametrize("how, why", [
+    ({}, ""), ({"options": {"muon_lr": 3, "max_steps": 7, "seq_len": 256}, "code": {"muon.py": "2"}}, ""),
+    ({"options": {"batch_tokens": 99}}, "batch_tokens 50, 99"), ({"data": {"fingerprint": "g"}}, "data f, g"),
+    ({"options": {"seq_len": 64}}, "seq_len 256, 64"), ({"code": {"nanodepth/data.py": "2"}}, "nanodepth/data.py"),
+    ({"seed": 1}, "no seed in common")], ids=str)
+def test_which_runs_see_the_same_batches(tmp_path, how, why):
+    own = {"options": {"batch_tokens": 50}, "code": {"nanodepth/data.py": "1"}}
+    merged = {**own, **how, **{key: {**own[key], **how.get(key, {})} for key in own}}
+    base, some = read(write_run(tmp_path / "a", [9, 5], **own), write_run(tmp_path / "b", [9, 5], **merged))
+    assert curves.other_batches([base], [some]) == why
+    assert bool(curves.along([some], [base], 2)) == (not why)
+
+
+def test_seeds_without_a_common_validation(tmp_path):
+    runs = read(write_run(tmp_path / "a", [9, 5], 0, eval_tokens=[7, 7]), write_run(tmp_path / "b", [9, 5], 1))
+    with pytest.raises(UserError, match="a, .*b: no validations on as many tokens in common"):
+        curves.curve(runs)

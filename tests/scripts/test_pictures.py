@@ -1,6 +1,10 @@
 """pictures.py: the numbers drawn, and their places."""
 import copy
+import json
 import math
+import runpy
+import statistics
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +12,7 @@ from analysis import ROOT, double, numbers, random_model, read, write_run  # noq
 
 from nanodepth import curves, pictures
 
+RESULTS = Path(__file__).parents[2] / "results"
 pytest.importorskip("matplotlib")
 
 
@@ -87,56 +92,108 @@ def test_values_and_streams(values, extent):
 
 
 def drawn_curves(runs, baseline=ROOT):
-    """{panel: {label: its points}}, and the figure."""
+    """[{label: its points} per panel], [the names at the lines' ends per panel], the text below, and the figure."""
     groups = curves.systems(runs)
     fig = pictures.draw_curves(curves.summarise(groups, baseline), groups, baseline)
-    found = {}
-    for name, ax in zip(("tokens", "time", "gap"), fig.axes):
+    found = []
+    for ax in fig.axes:
         drawn = [(x.get_label(), x) for x in ax.get_lines()]
         drawn += [(bars.get_label(), bars.lines[0]) for bars in ax.containers]
-        found[name] = {label: torch.tensor(x.get_xydata()) for label, x in drawn if not label.startswith("_")}
-    return found, fig
+        found.append({label: torch.tensor(x.get_xydata()) for label, x in drawn if not label.startswith("_")})
+    return found, [[text.get_text() for text in ax.texts] for ax in fig.axes], fig.get_supxlabel(), fig
 
 
 def test_curves(tmp_path):
-    runs = read(*(write_run(tmp_path / f"{m}{s}", x, s, m, speed) for m, s, x, speed in (
-        (ROOT, 0, [9, 5, 4], 1000), (ROOT, 1, [9, 5.2, 4.4], 1000), ("mine", 1, [9, 4, 3], 500),
-        ("mine", 0, [9, 4.4, 3], 500))))
-    drawn, fig = drawn_curves(runs)
-    assert all(list(panel) == [ROOT, "mine"] for panel in drawn.values())
-    line = {name: panel["mine"] for name, panel in drawn.items()}
-    assert line["tokens"] == pytest.approx(torch.tensor([[0, 9], [1e-3, 4.2], [2e-3, 3]]))
-    assert line["time"] == pytest.approx(torch.tensor([[0, 9], [1 / 30, 4.2], [2 / 30, 3]]))       # 1,000 at 500/s
-    assert line["gap"] == pytest.approx(torch.tensor([[1e-3, -0.9], [2e-3, -1.2]]))
-    bars = [bar[:, 1].tolist() for bar in fig.axes[2].containers[1].lines[2][0].get_segments()]
-    wanted = [[mean - sd, mean + sd] for mean, sd in ((-0.9, 0.3 * 2 ** 0.5), (-1.2, 0.2 * 2 ** 0.5))]
-    assert bars == [pytest.approx(bar) for bar in wanted]                       # gaps -0.6, -1.2, then -1.0, -1.4
-    legend = fig.legends[0]
-    assert [text.get_text() for text in legend.get_texts()] == [ROOT, "mine -1.2000"]
-    assert "bars" in legend.get_title().get_text()
-    assert "bars" not in drawn_curves(runs[1:3])[1].legends[0].get_title().get_text()               # one seed
-    low, high = fig.axes[2].get_ylim()
-    assert fig._repr_png_().startswith(b"\x89PNG") and low < -1.2 and high > 0          # what a notebook shows
+    """Two seeds: means, and 95% intervals of the differences 0.6, 1.2 and 1.0, 1.4 (Student's t of 1 degree)."""
+    runs = read(*(write_run(tmp_path / f"{m}{s}", x, s, m) for m, s, x in (
+        (ROOT, 0, [9, 5, 4]), (ROOT, 1, [9, 5.2, 4.4]), ("mine", 1, [9, 4, 3]), ("mine", 0, [9, 4.4, 3]))))
+    (losses, gaps), names, text, fig = drawn_curves(runs)
+    assert list(losses) == [ROOT, "mine"] and list(gaps) == ["mine"]
+    assert losses["mine"] == pytest.approx(torch.tensor([[0, 9], [1e-3, 4.2], [2e-3, 3]]))
+    assert gaps["mine"] == pytest.approx(torch.tensor([[1e-3, -0.9], [2e-3, -1.2]]))
+    bars = [bar[:, 1].tolist() for bar in fig.axes[1].containers[0].lines[2][0].get_segments()]
+    assert bars == [pytest.approx([y - half, y + half], rel=1e-3) for y, half in ((-0.9, 12.706 * 0.3),
+                                                                                 (-1.2, 12.706 * 0.2))]
+    assert names == [[ROOT, "mine"], ["mine -1.200"]] and "2 seeds; bars: 95% intervals" in text
+    low, high = fig.axes[1].get_ylim()
+    assert fig._repr_png_().startswith(b"\x89PNG") and low < -1.2                       # what a notebook shows
+    assert f"varies by {pictures.SEEDS} nats" in drawn_curves(runs[1:3])[2]
+
+
+def test_training_losses_are_drawn_where_the_batches_are_the_same(tmp_path):
+    """Line and band as curves.along() has them; the last validation, on more tokens, is a point of its own."""
+    base, same, other = (write_run(tmp_path / name, [9, 5, 4, 3.5], model=name, options={"batch_tokens": size},
+                                   eval_tokens=[7, 7, 7, 70]) for name, size in ((ROOT, 50), ("same", 50), ("x", 60)))
+    log = same / "log.jsonl"
+    log.write_text(log.read_text().replace('"step": 2, "tokens": 20, "loss": 1.0', '"step": 2, "tokens": 20, "loss": 2'))
+    runs = read(base, same, other)
+    (losses, gaps), _, text, fig = drawn_curves(runs)
+    assert losses["x"].tolist() == [[3e-3, 3.5]] and gaps["x"].shape == gaps["same"].shape == (3, 2)
+    line, = (x for x in fig.axes[1].get_lines() if x.get_xydata()[0][0] < 1e-3 and len(x.get_xydata()) > 2)
+    wanted = [(15, 0.5), (25, 0.5), (35, 0), (45, 0)]                                   # means over two steps
+    assert line.get_xydata() == pytest.approx(torch.tensor([(x / 1e6, y) for x, y in wanted]).numpy())
+    band, = fig.axes[1].collections[:1]
+    assert len(band.get_paths()) == 1 and "mean over 2 steps" in text
+    ys = [y for x, y in band.get_paths()[0].vertices if x == pytest.approx(15e-6)]
+    assert (min(ys), max(ys)) == pytest.approx((0, 1))                                  # 0.5 +- sd 0.707 / sqrt(2)
 
 
 def test_the_axes_show_what_matters(tmp_path):
     """Neither the early phase nor one system that is far away sets the scale."""
-    ends = {ROOT: 0, "a": 0.01, "b": -0.02, "c": 0.03, "far": 2, "low": -3, "gone": math.nan}
-    runs = read(*(write_run(tmp_path / name, [9, 8 + 5 * gap, 7, 6, 5, 4.5 + gap, 4 + gap], model=name)
-                  for name, gap in ends.items()))
-    _, fig = drawn_curves(runs)
-    low, high = fig.axes[2].get_ylim()
+    ends = {ROOT: 0, "a": 0.01, "b": -0.02, "c": 0.03, "longer": 2, "lower": -3, "gone": math.nan}
+    runs = read(*(write_run(tmp_path / name, [9, 8 + 5 * gap, 7, 6, 5, 4.5 + gap, 4 + gap], model=name,
+                            options={"batch_tokens": len(name)}) for name, gap in ends.items()))
+    _, (_, names), _, fig = drawn_curves(runs)
+    low, high = fig.axes[1].get_ylim()
     assert -0.04 < low < -0.02 and 0.03 < high < 0.05
     low, high = fig.axes[0].get_ylim()
     assert 0.5 < low < 4 and 7 < high < 8                               # without the first losses
-    assert "far +2.0000" in [text.get_text() for text in fig.legends[0].get_texts()]
-    _, fig = drawn_curves(runs[:1])                                     # the baseline alone
-    assert len(fig.axes) == 2 and [text.get_text() for text in fig.legends[0].get_texts()] == [ROOT]
+    assert "longer +2.000" in names
+    _, names, _, fig = drawn_curves(runs[:1])                           # the baseline alone
+    assert len(fig.axes) == 1 and names == [[ROOT]]
 
 
 def test_a_picture_has_the_eight_best_systems(tmp_path):
     ends = {f"m{i}": 4 + (7 * i % 11) / 100 for i in range(11)} | {"m0": math.nan}
     runs = read(*(write_run(tmp_path / m, [9, end], model=m) for m, end in {**ends, ROOT: 4.02}.items()))
-    drawn, fig = drawn_curves(runs)
-    assert list(drawn["tokens"]) == [ROOT, *sorted(ends, key=lambda m: (math.isnan(ends[m]), ends[m]))[:8]]
-    assert fig.legends[0].get_title().get_text().endswith("the 8 lowest of 11 losses")
+    drawn, _, text, _ = drawn_curves(runs)
+    assert list(drawn[0]) == [ROOT, *sorted(ends, key=lambda m: (math.isnan(ends[m]), ends[m]))[:8]]
+    assert text.startswith("The 8 lowest of 11 losses.")
+
+
+def test_names_beside_lines_do_not_touch():
+    assert pictures.spread([3.0, 0.0, 0.1], 1.0) == pytest.approx([2.7, -0.3, 0.7])
+
+
+def test_the_noise_between_seeds_is_measured():
+    """SEEDS is the standard deviation of the last difference over the seeds that results/tiny-cpu has."""
+    compare = pytest.importorskip("compare")                            # a copy of the repository may be without results/
+    at = {(run["system"], run["seed"]): run["loss"] for run in compare.table(
+        RESULTS / "tiny-cpu" / "runs.csv")}
+    other, = {name for name, seed in at if seed} - {ROOT}
+    gaps = [at[other, seed] - at[ROOT, seed] for seed in range(3)]
+    assert statistics.stdev(gaps) == pytest.approx(pictures.SEEDS, rel=0.1)
+
+
+def test_the_pictures_of_the_front_page():
+    """gain.py has its points where the study's page has their numbers, and no name on another name or point."""
+    compare, gain = pytest.importorskip("compare"), runpy.run_path(str(RESULTS / "study" / "gain.py"))
+    runs, speed = compare.apart(compare.read(RESULTS / "study"), gain["IGNORED"]), compare.speeds(RESULTS / "study")
+    fig, page = gain["picture"](gain["ends"](runs), speed), (RESULTS / "study" / "README.md").read_text()
+    ax, = fig.axes
+    fig.canvas.draw()
+    named = {text.get_text(): text for text in ax.texts}
+    points = {tuple(line.get_xydata()[0]) for line in ax.get_lines() if line.get_marker() == "o"}
+    assert len(points) == len(named) - 2 == 17                                  # names of the bar and the line
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `") and "M" not in line]
+    found = [cells for cells in rows if len(cells) == 11 and cells[0].strip("`") in named]
+    assert len(found) >= 10
+    for name, *cells in found:
+        x, y = named[name.strip("`")].xy
+        assert (x, y) in points and f"{y:+.4f} ±" in cells[3] and f"{x:.2f}" == cells[8]
+    boxes = [text.get_window_extent() for text in named.values()]
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+    assert not any(box.contains(*ax.transData.transform(point)) for box in boxes for point in points)
+    depth = json.loads((RESULTS / "study-small" / "depth.json").read_text())
+    assert [torch.tensor(matrix).shape for matrix in depth.values()] == [(17, 17)] * 4
+    assert depth[ROOT] == torch.ones(17, 17).tril().tolist()

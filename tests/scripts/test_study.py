@@ -4,7 +4,6 @@ import math
 import re
 import runpy
 import shutil
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -14,42 +13,18 @@ import pytest
 import torch
 
 import models
+from nanodepth import curves
 
 RESULTS = Path(__file__).parents[2] / "results"
 compare = pytest.importorskip("compare")         # a copy of the repository may be without results/
-THREE = {"gpt": {0: 4.0, 1: 4.3, 2: 4.2}, "one": {0: 3.9, 1: 4.25, 2: 4.0}, "two": {0: 4.1, 1: 4.2, 2: 4.3}}
 
 
-def test_noise_is_that_of_a_randomised_block_design():
-    table = [list(at.values()) for at in THREE.values()]
-    rest = [x - statistics.mean(row) - statistics.mean(column) + statistics.mean(sum(table, []))
-            for row in table for x, column in zip(row, zip(*table))]
-    sd, degrees = compare.noise(THREE)
-    assert degrees == 4 and sd == pytest.approx(math.sqrt(sum(x * x for x in rest) / 4))
-    value, half = compare.difference(THREE, "one", "gpt")
-    assert value == pytest.approx(-0.35 / 3) and half == pytest.approx(2.776 * sd * math.sqrt(2 / 3))
-    assert compare.gap(THREE, "one") == (f"{value:+.4f} ± {half:.4f}", -1 if abs(value) > half else 0)
+def test_a_difference_in_words():
+    losses = {"gpt": {0: 4.0, 1: 4.3}, "one": {0: 3.9, 1: 4.25}, "far": {7: 3.8}, "lone": {0: 4.1}}
+    value, half = curves.difference(losses, "one", "gpt")
+    assert compare.gap(losses, "one") == (f"{value:+.4f} ± {half:.4f}", -1 if abs(value) > half else 0)
     assert compare.gap({"gpt": {0: 4.0}, "one": {0: 3.9}}, "one") == ("-0.1000", None)
-    losses = THREE | {"four": {7: 3.8}, "five": {8: 3.9}}                   # no run beside them, so no difference
-    assert compare.difference(losses, "four", "gpt") == compare.difference(losses, "four", "five") == (None, None)
-    assert compare.gap(losses, "four") == compare.gap(losses, "gpt") == ("", None)
-    assert compare.difference(losses, "one", "gpt") == (pytest.approx(value), pytest.approx(half))
-
-
-def test_a_seed_of_two_systems_tells_something_of_the_third():
-    """Least squares by hand: seeds 0 and 1 give one - gpt with variance 1 (of a run's), two - gpt with 1, covariance
-    1/2; seed 2 gives one - gpt with variance 2. Together one - gpt has the weights 2 : 1 and the variance 2/3, and
-    two - gpt moves by half of what one - gpt moves, a sixth of the difference of its values; variance 1 - 1/4 + 1/6.
-    """
-    losses = {**THREE, "two": {0: 4.1, 1: 4.2}}
-    sd, degrees = compare.noise(losses)
-    assert degrees == 3
-    for name, wanted, variance in (("one", (2 * -0.075 - 0.2) / 3, 2 / 3), ("two", 0 + (-0.2 - -0.075) / 6, 11 / 12)):
-        value, half = compare.difference(losses, name, "gpt")
-        assert value == pytest.approx(wanted) and half == pytest.approx(3.182 * sd * math.sqrt(variance), rel=1e-3)
-    losses["three"] = {0: 3.8}                      # one run: its mean takes it, yet its difference has an interval
-    assert compare.noise(losses) == (pytest.approx(sd), 3)
-    assert compare.difference(losses, "three", "gpt")[1] > 3.182 * sd
+    assert compare.gap(losses, "far") == compare.gap(losses, "gpt") == ("", None)
 
 
 def test_pages_are_those_of_their_runs():
@@ -182,7 +157,6 @@ def test_the_page_of_a_study(tmp_path, monkeypatch):
     along = report["leads"](report["along"](at[1000]))
     assert [(n / 4096, round(lead, 9), round(half, 9)) for n, lead, half in along[name]] == [
         (n, -0.5, 0) for n in (250, 500, 750, 1000)]
-    assert report["spread"]([3.0, 0.0, 0.1], 1.0) == pytest.approx([2.7, -0.3, 0.7])
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(sys, "argv", ["report.py", "--results", str(tmp_path)])
     (tmp_path / "README.md").write_text("<!-- leads -->\n<!-- end -->\n")
@@ -276,7 +250,7 @@ def test_shapes_and_sums_by_hand():
         [f"`{name}`", f"-0.3000{zero}", f"-0.4000{zero}", f"-0.2000{zero}", f"+0.1000{zero}", "2"]]
     noisy = {system: {seed: x + (0.01 if (system == "gpt") == (seed == 0) else -0.01) for seed, x in at.items()}
              for system, at in losses.items()}
-    sd, degrees = compare.noise(noisy)
-    half = compare.t95(degrees) * sd * math.sqrt(4 / 2)                     # four systems, each the mean of two seeds
+    sd, degrees = curves.noise(noisy)
+    half = curves.t95(degrees) * sd * math.sqrt(4 / 2)                     # four systems, each the mean of two seeds
     found = compare.difference(noisy, (f"{name}-gated", "gpt"), (name, "gpt-gated"))
     assert found == (pytest.approx(0.1), pytest.approx(half))
