@@ -36,7 +36,7 @@ class Config:
     tie_embeddings: bool = False    # head and embedding share one matrix
     z_loss: float = 0.0             # weight of the penalty mean(logsumexp(logits)^2), in training only
     qk_norm: bool = True            # RMSNorm on each head of q and k, before the rotation
-    gate: str = "elementwise"       # gated attention: always elementwise here
+    gate: str = "elementwise"       # gated attention: elementwise only; tells scripts to compare with a gated gpt
     zero_init: bool = True          # wo, w_down and an untied head start at zero; False: N(0, 0.02), as all others
     granularity: str = "elementwise"  # of the lambdas: elementwise | headwise | scalar
     norms: str = "qkvg"             # the streams whose anchor has an RMSNorm: qkvg | qk | none
@@ -47,10 +47,12 @@ class Config:
         if self.d_model % (2 * self.n_head) or self.n_head % self.n_kv_head:
             raise ValueError(f"d_model {self.d_model} must be an even multiple of n_head {self.n_head}, "
                              f"and that a multiple of n_kv_head {self.n_kv_head}")
-        choices = dict(gate="elementwise", granularity="elementwise or headwise or scalar", norms="qkvg or qk or none")
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed.split(" or "):
-                raise ValueError(f"{name} must be {allowed}, not {getattr(self, name)!r}")
+        if self.gate != "elementwise":
+            raise ValueError(f"gate must be elementwise, not {self.gate!r}")
+        if self.granularity not in ("elementwise", "headwise", "scalar"):
+            raise ValueError(f"granularity must be elementwise, headwise or scalar, not {self.granularity!r}")
+        if self.norms not in ("qkvg", "qk", "none"):
+            raise ValueError(f"norms must be qkvg or qk or none, not {self.norms!r}")
 
     @property
     def d_head(self):
@@ -114,7 +116,10 @@ def attend(q, k, v, layer, cache):
 
 
 class MixedLinear(nn.Linear):
-    """S = W x becomes gamma_anchor * lambda_anchor * S_anc + gamma_self * lambda_self * S: (B, T, n_head, D)."""
+    """S = W x becomes gamma_anchor * lambda_anchor * S_anc + gamma_self * lambda_self * S: (B, T, n_head, D).
+
+    The code scales W, which is smaller than S: lambda_self * (W x) = (lambda_self * W) x.
+    """
 
     def __init__(self, c, n_head):
         super().__init__(c.d_model, n_head * c.d_head, bias=False)
@@ -122,7 +127,7 @@ class MixedLinear(nn.Linear):
         self.lambda_anchor, self.lambda_self = (nn.Parameter(torch.empty(shape)) for _ in range(2))
 
     def forward(self, x, anchor, gamma):
-        scaled = self.lambda_self.expand(anchor.shape[2:]).reshape(-1, 1) * self.weight     # scaled x = lambda_self * S
+        scaled = self.lambda_self.expand(anchor.shape[2:]).reshape(-1, 1) * self.weight
         gamma_anchor, gamma_self = gamma[..., None, None].unbind(2)                 # (B, T, 1, 1) each
         return gamma_anchor * self.lambda_anchor.type_as(x) * anchor + gamma_self * F.linear(x, scaled).view_as(anchor)
 
@@ -194,7 +199,8 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.n_layer))
         self.n_heads = c.n_head, c.n_kv_head, c.n_kv_head, c.n_head                      # of q, k, v, gate
         self.anchor = nn.Linear(c.d_model, sum(self.n_heads) * c.d_head, bias=False)
-        self.anchor_norms = nn.ModuleDict({f"{s}_norm": RMSNorm(c.d_head, c.norm_eps) if s in c.norms else nn.Identity()
+        normed = {"qkvg": "qkvg", "qk": "qk", "none": ""}[c.norms]
+        self.anchor_norms = nn.ModuleDict({f"{s}_norm": RMSNorm(c.d_head, c.norm_eps) if s in normed else nn.Identity()
                                            for s in "qkvg"})
         self.final_norm = RMSNorm(c.d_model, c.norm_eps)
         self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)

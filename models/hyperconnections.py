@@ -159,10 +159,11 @@ def mix(weights, X):
 
 
 class HyperConnection(nn.Module):
-    """A sublayer among n streams X_i (B, T, C): it reads one mixture of them, and writes to all of them."""
+    """Sublayer k among n streams X_i (B, T, C): it reads one mixture of them, and writes to all of them."""
 
-    def __init__(self, c):
+    def __init__(self, c, k):
         super().__init__()
+        self.first = k % c.n_streams                                # the stream that it reads at the start
         n, self.dynamic, self.eps = c.n_streams, c.dynamic, c.norm_eps
         self.static = nn.Parameter(torch.empty(n, 2 + n))           # row s: H_pre[s], H_post[s], H_res[:, s]
         if c.dynamic:
@@ -193,7 +194,7 @@ class Block(nn.Module):
         self.attn = Attention(c, layer)
         self.mlp_norm = RMSNorm(c.d_model, c.norm_eps)
         self.mlp = MLP(c.d_model, c.d_ff)
-        self.attn_connection, self.mlp_connection = HyperConnection(c), HyperConnection(c)
+        self.attn_connection, self.mlp_connection = HyperConnection(c, 2 * layer), HyperConnection(c, 2 * layer + 1)
 
     def forward(self, X, rope, cache=None):
         X = self.attn_connection(X, lambda x: self.attn(self.attn_norm(x), rope, cache))
@@ -221,10 +222,9 @@ class Model(nn.Module):
         """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
             module = name.split(".")[-2] if name.endswith(".weight") else ""       # "wq" of "blocks.0.attn.wq.weight"
-            if name.endswith(".static"):        # sublayer k reads stream k mod n and writes to all; all are kept
-                k = 2 * int(name.split(".")[1]) + ("mlp_connection" in name)
+            if name.endswith(".static"):        # a sublayer reads one stream and writes to all; all are kept
                 p[:, 0], p[:, 1], p[:, 2:] = 0.0, 1.0, torch.eye(len(p))
-                p[k % len(p), 0] = 1.0
+                p[self.get_submodule(name.removesuffix(".static")).first, 0] = 1.0
             elif name.endswith(("connection.W", "connection.scale")):
                 p.fill_(0.0 if name.endswith(".W") else 0.01)
             elif module.endswith("norm"):

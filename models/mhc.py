@@ -162,10 +162,11 @@ def sinkhorn(z, steps):
 
 
 class HyperConnection(nn.Module):
-    """A sublayer among n streams X_i (B, T, C): it reads one mixture of them, and writes to all of them."""
+    """Sublayer k among n streams X_i (B, T, C): it reads one mixture of them, and writes to all of them."""
 
-    def __init__(self, c):
+    def __init__(self, c, k):
         super().__init__()
+        self.first = k % c.n_streams                                # the stream that it reads at the start
         n, self.steps, self.eps = c.n_streams, c.sinkhorn_steps, c.norm_eps
         self.sizes = n, n, n * n                                    # numbers in z_pre, z_post, z_res
         self.phi = nn.Parameter(torch.empty(n * c.d_model, sum(self.sizes)))
@@ -197,7 +198,7 @@ class Block(nn.Module):
         self.attn = Attention(c, layer)
         self.mlp_norm = RMSNorm(c.d_model, c.norm_eps)
         self.mlp = MLP(c.d_model, c.d_ff)
-        self.attn_connection, self.mlp_connection = HyperConnection(c), HyperConnection(c)
+        self.attn_connection, self.mlp_connection = HyperConnection(c, 2 * layer), HyperConnection(c, 2 * layer + 1)
 
     def forward(self, X, rope, cache=None):
         X = self.attn_connection(X, lambda x: self.attn(self.attn_norm(x), rope, cache))
@@ -227,10 +228,10 @@ class Model(nn.Module):
         """Initialises every parameter by the name of its module; an unknown name is an error."""
         for name, p in self.named_parameters():
             module = name.split(".")[-2] if name.endswith(".weight") else ""       # "wq" of "blocks.0.attn.wq.weight"
-            if name.endswith("connection.bias"):    # sublayer k reads most of stream k mod n
-                k, n = 2 * int(name.split(".")[1]) + ("mlp_connection" in name), self.config.n_streams
+            if name.endswith("connection.bias"):    # a sublayer reads most of one stream
+                first, n = self.get_submodule(name.removesuffix(".bias")).first, self.config.n_streams
                 p[:n], p[n:2 * n], p[2 * n:] = -1.0, 0.0, 8.0 * torch.eye(n).flatten() - 8.0
-                p[k % n] = 1.0
+                p[first] = 1.0
             elif name.endswith(("connection.phi", "connection.alpha")):
                 p.fill_(0.0 if name.endswith(".phi") else 0.01)
             elif module.endswith("norm"):
