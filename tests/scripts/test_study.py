@@ -53,23 +53,17 @@ def test_a_seed_of_two_systems_tells_something_of_the_third():
 
 
 def test_pages_are_those_of_their_runs():
-    report, small, long = (runpy.run_path(str(RESULTS / name / "report.py"))
-                           for name in ("study-cpu", "study-small", "study"))
-    final = compare.groups(compare.read(RESULTS / "study-small"), kind="final")
+    report = runpy.run_path(str(RESULTS / "study" / "report.py"))
     runs, speed = compare.read(RESULTS / "study"), compare.speeds(RESULTS / "study")
-    text = long["README"].read_text()
-    assert text == long["front"](text, long["ends"](runs), speed)
-    pages = report["tables"](compare.table(RESULTS / "study-cpu" / "runs.csv"))
-    pages |= {RESULTS / "study-small" / "README.md": small["tables"](final)}
-    tried = compare.table(RESULTS / "study" / "rates.csv")
-    pages |= {RESULTS / "study" / page: parts for page, parts in long["tables"](runs, speed, tried).items()}
+    text = report["README"].read_text()
+    assert text == report["front"](text, report["ends"](runs), speed)
     tiny = (RESULTS / "tiny-cpu" / "README.md").read_text()
     for run in compare.table(RESULTS / "tiny-cpu" / "runs.csv"):
         name = "gpt --gate elementwise" if run["run"] == "gpt-gated" else run["run"]
         assert f"\n| `{name}` | {run['parameters']:,} | {run['bpb']:.4f} |\n" in tiny, name
-    for page, parts in pages.items():
+    for page, parts in report["tables"](runs, speed, compare.table(RESULTS / "study" / "rates.csv")).items():
         for name, table in parts.items():
-            assert f"<!-- {name} -->\n{table}\n<!-- end -->" in page.read_text(), (page, name)
+            assert f"<!-- {name} -->\n{table}\n<!-- end -->" in (RESULTS / "study" / page).read_text(), (page, name)
 
 
 def test_the_queue(data, tmp_path, monkeypatch, capsys):
