@@ -57,7 +57,7 @@ def table(lines):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="wiki8k", help="folder made by data_prep.py, or its name under data/ (wiki8k)")
+    parser.add_argument("--data", default="wiki8k", help="folder of data_prep.py, or its name under data/ (wiki8k)")
     parser.add_argument("--out", type=Path, default=Path("runs/length"), help="folder for the runs (runs/length)")
     args = parser.parse_args()
     folders = {system: trained(system, args) for system in SYSTEMS}         # all first: then the device may be used
