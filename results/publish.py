@@ -1,10 +1,7 @@
-"""What the scripts in this folder share: they run train.py in one thread, read final losses, write tables in pages."""
+"""What the scripts in this folder share: they read final losses and write tables in pages."""
 import json
 import math
-import os
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,39 +11,12 @@ from nanodepth import data, inside, runs  # noqa: E402
 from nanodepth.devices import find_device  # noqa: E402
 
 
-def script(log, name, *words):
-    """Runs a script of the top folder in one thread; appends its output to the file `log`. -> exit code"""
-    words = [sys.executable, str(TOP / name), *map(str, words)]
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "a") as f:
-        return subprocess.call(words, stdout=f, stderr=subprocess.STDOUT, cwd=TOP,
-                               env=os.environ | {"OMP_NUM_THREADS": "1"})
-
-
 def final_loss(run):
     """The validation loss at the last step; inf if the run has not begun, has not finished or diverged."""
     rows = runs.log_rows(run / "log.jsonl", math.inf)
     steps = rows and json.loads((run / "config.json").read_text())["options"]["max_steps"]
     loss = next((row["loss"] for row in rows if row["kind"] == "val" and row["step"] == steps), math.inf)
     return loss if loss is not None and math.isfinite(loss) else math.inf
-
-
-def train(run, model, **options):
-    """Starts or continues a run of `--model model --option value ...` in the folder `run`. Returns its final loss.
-
-    Its output goes to RUN.txt. A loss that is not finite ends the run; any other error ends this program.
-    """
-    if final_loss(run) == math.inf:
-        if (run / "ckpt.pt").exists():
-            words = ["--resume", run]
-        else:
-            shutil.rmtree(run, ignore_errors=True)
-            options = {"model": model, "out": run, **options}
-            words = ["--compile", *(word for name, x in options.items() for word in (f"--{name}", x))]
-        code = script(Path(f"{run}.txt"), "train.py", *words)
-        if code not in (0, 3):                                              # 3: the loss is not finite
-            sys.exit(f"{run}: train.py ended with {code}, see {run}.txt")
-    return final_loss(run)
 
 
 def copying(run):

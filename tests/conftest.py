@@ -8,7 +8,7 @@ import pytest
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"
-sys.path[:0] = map(str, (HERE.parent, HERE / "helpers", RESULTS, RESULTS / "value-gates", RESULTS / "reasoning-depth"))
+sys.path[:0] = map(str, (HERE.parent, HERE / "helpers", RESULTS, RESULTS / "value-gates"))
 # A background job ignores Ctrl-C, one under nohup SIGHUP, and so would the scripts under test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

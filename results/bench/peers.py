@@ -6,14 +6,12 @@
 A step is eight micro-steps of 32 x 1,024 random tokens, gradient clipping, optimizer and zero_grad, in bf16 autocast.
 All models have the shape of our preset gpt2-124m, tied embeddings and no QK norm. The peers' models come unchanged from
 clones. Each model is compiled and optimized as in its own train.py, with AdamW; gpt+muon uses Muon. Each is a process,
-and --side of them compile at a time. Then, in each of the --rounds, gpt and these take turns on the GPU: one step that
-is not timed, and --steps steps, whose median counts. The table has medians over the rounds and, as spread, half the
-interquartile range. x_gpt is relative to gpt in the same rounds. first_step_s counts from the start of the process; it
-is empty if an earlier call compiled the model. MFU counts FLOPs as nanoGPT does. The script ends before --minutes are
-over, with code 124 if work is left. Call it again to go on: it skips what the file --csv has.
+and two of them compile at a time. Then, in each of six rounds, gpt and these take turns on the GPU: one step that is
+not timed, and three steps, whose median counts. The table has medians over the rounds and, as spread, half the
+interquartile range. x_gpt is relative to gpt in the same rounds. MFU counts FLOPs as nanoGPT does. The script ends
+before --minutes are over, with code 124 if work is left. Call it again to go on: it skips what the file --csv has.
 """
 import csv
-import os
 import sys
 import time
 from contextlib import suppress
@@ -35,6 +33,7 @@ from publish import markdown  # noqa: E402
 
 CONTESTANTS = """gpt+muon nanoGPT factory/prenorm denseformer muddformer factory/muddformer hyperconnections factory/hc
     attnres factory/attnres attnres_block:block_size=8 nuresformer mhc factory/mhc""".split()          # beside gpt
+TOGETHER, ROUNDS, STEPS = 2, 6, 3
 TINY = dict(n_layer=2, d_model=64, n_head=2, d_ff=None, vocab_size=512, max_len=64, seq_len=64)
 
 
@@ -67,11 +66,9 @@ def make(name, args):
     return model, [optimizer], model if args.tiny else torch.compile(model)
 
 
-def compete(name, args, pipe, began):
+def compete(name, args, pipe):
     """A contestant's process: takes as many timed steps as the pipe asks for, after one that is not timed."""
     sys.stdout, device = sys.stderr, args.device
-    cache = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "runs/inductor"), name.replace("/", "-")).resolve()
-    os.environ["TORCHINDUCTOR_CACHE_DIR"], cold = str(cache), not cache.exists()
     model, optimizers, run = make(name, args)
     ids = torch.randint(args.shape["vocab_size"], args.batch, device=device)
 
@@ -91,7 +88,6 @@ def compete(name, args, pipe, began):
     with suppress(EOFError):                                                # until the parent closes the pipe
         while True:
             seconds = [step() for _ in range(1 + steps)][1:]                # the first one compiles, or gets memory
-            row.setdefault("first_step_s", round(time.time() - began, 1) if cold else "")
             torch.cuda.empty_cache()                                        # the memory is the others' now
             pipe.send((row | {"peak_gib": round(peak_bytes(device) / 2 ** 30, 2)}, median(seconds or [0])))
             steps = pipe.recv()
@@ -107,7 +103,7 @@ def main(argv):
     began, parser = time.time(), Parser("peers.py", description=__doc__)
     parser.add_argument("--models", nargs="+", default=CONTESTANTS, metavar="NAME")
     parser.add_argument("--tiny", action="store_true")
-    for name, default in dict(nanogpt="", factory="", csv="peers.csv", side=2, rounds=6, steps=3, minutes=9).items():
+    for name, default in dict(nanogpt="", factory="", csv="peers.csv", minutes=9).items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"[{default}]")
     args = parser.parse_args(argv)
     args.peers, args.device = {"nanoGPT": args.nanogpt, "factory": args.factory}, find_device()
@@ -121,20 +117,20 @@ def main(argv):
     compiled_by, end = began + 48 * args.minutes, began + 60 * args.minutes - 10
     chip = torch.cuda.get_device_name() if args.device.type == "cuda" else "cpu"
     while waiting and time.time() < compiled_by:
-        group, waiting = ["gpt"] * (not pipes) + waiting[:args.side], waiting[args.side:]
+        group, waiting = ["gpt"] * (not pipes) + waiting[:TOGETHER], waiting[TOGETHER:]
         for name in group:
             pipes[name], theirs = get_context("spawn").Pipe()
-            get_context("spawn").Process(target=compete, args=(name, args, theirs, time.time()), daemon=True).start()
+            get_context("spawn").Process(target=compete, args=(name, args, theirs), daemon=True).start()
             theirs.close()
         turns = {name: [] for name in pipes if name not in group or hear(pipes[name], compiled_by)}
-        for name in list(turns) * args.rounds:
+        for name in list(turns) * ROUNDS:
             if None not in turns[name]:
-                pipes[name].send(args.steps)
+                pipes[name].send(STEPS)
                 turns[name].append(hear(pipes[name], end))
         failed += [name for name in group if None in turns.get(name, [None]) + turns.get("gpt", [None])]
         for name in (name for name in group if name not in {*rows, *failed}):
             row, seconds, base = turns[name][-1][0], *([took for _, took in turns[key]] for key in (name, "gpt"))
-            for key, work in dict(tokens_per_s=[micro * B * T] * args.rounds, x_gpt=base).items():
+            for key, work in dict(tokens_per_s=[micro * B * T] * ROUNDS, x_gpt=base).items():
                 row[key], row[f"{key}_spread"] = (f"{x:.6g}" for x in timing.ratio(seconds, work))
             flops = 6 * row["parameters"] + 12 * args.shape["n_layer"] * args.shape["d_model"] * T
             used = flops * micro * B * T / median(seconds) / (peak_flops(args.device) or float("inf"))

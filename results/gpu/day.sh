@@ -71,7 +71,7 @@ study() {       # NAME OPTIONS...: results/study/study.py with this name's resul
     mkdir -p "$results"
     [ -n "$small" ] || cp -n results/$name/runs.csv results/$name/logs.jsonl.xz "$results" 2> /dev/null
     shared python3 results/study/study.py --results "$results" --out "$runs/$name" --scales 1 --jobs "$jobs" \
-        --ignore code torch "$@" $small             # legs are of many days: report.py overlooks these two as well
+        --ignore code torch "$@" $small             # stages are of many days: report.py overlooks these two as well
 }
 
 large() {       # the 30M study at the rates that were best for gpt

@@ -1,86 +1,72 @@
-"""Texts longer than in training: python results/long-context/length.py --data wiki     (from the top folder; hours)
+"""Texts longer than in training: python results/long-context/length.py --data wiki8k         (hours on a CPU)
 
 Trains each system on windows of T tokens. The same checkpoint then predicts every token of the same validation text
-once, in windows of T, 2 T and 4 T. All systems have the shape, batches, steps and rates of gpt in results/study-small.
-Start it again after an interruption: finished runs are kept. Writes runs.csv and the table in README.md.
+once, in windows of T, 2 T and 4 T. All systems have the shape, batches, steps and learning rates of gpt in the study
+of study-small. You may stop it and start it again. Writes runs.csv and the table in README.md.
 """
 import argparse
 import csv
-import json
 import math
 import sys
 from pathlib import Path
-from statistics import mean, stdev
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-import publish  # noqa: E402
+sys.path[:0] = [str(HERE.parent / "study"), str(HERE.parent), str(HERE.parents[1])]
+from eval import parse, score  # noqa: E402
+from publish import fill, final_loss, markdown  # noqa: E402
+from study import ended, flags, forked  # noqa: E402
+
+import train  # noqa: E402
 
 SYSTEMS = {                                     # name in the table: model and options; kernel=0: without DAPE
-    "gpt (RoPE)": "gpt", "RoPE + DAPE": "dape position=rope",
-    "NoPE": "dape position=none kernel=0", "NoPE + DAPE": "dape position=none",
-    "ALiBi": "dape position=alibi kernel=0", "ALiBi + DAPE": "dape position=alibi",
-    "Kerple": "dape kernel=0", "Kerple + DAPE": "dape"}
-SHAPE = dict(n_layer=8, d_model=128, n_head=4, batch_tokens=2048, max_steps=480, warmup_steps=30, eval_every=480,
-             eval_tokens=65536, muon_lr=0.005, adamw_lr=0.024)
-LOSSES = {1: "loss", 2: "loss_2x", 4: "loss_4x"}                        # times T: column
-COLUMNS = ["run", "system", "seed", "steps", "parameters", "data", "seq_len", *LOSSES.values()]
+    "gpt (RoPE)": "--model gpt", "RoPE + DAPE": "--model dape --position rope",
+    "NoPE": "--model dape --position none --kernel 0", "NoPE + DAPE": "--model dape --position none",
+    "Kerple": "--model dape --kernel 0", "Kerple + DAPE": "--model dape"}
+T, TOKENS, LOSSES = 128, 65536, {1: "loss", 2: "loss_2x", 4: "loss_4x"}                   # times T: column
+RECIPE = dict(n_layer=8, d_model=128, n_head=4, batch_tokens=2048, max_steps=480, warmup_steps=30, eval_every=480,
+              eval_tokens=TOKENS, muon_lr=0.005, adamw_lr=0.024, seq_len=T, max_len=T * max(LOSSES), threads=1, seed=0)
 
 
-def measure(run, system, seed, data, T):
-    """The line of a run in runs.csv. Trains the run if necessary."""
-    model, *own = SYSTEMS[system].split()
-    loss = publish.train(run, model, **SHAPE, **dict(option.split("=") for option in own), data=data, seed=seed,
-                         seq_len=T, max_len=T * max(LOSSES))
-    if not math.isfinite(loss):
-        sys.exit(f"{run} diverged: leave out {system}")
-    line, found = {"run": run.name, "system": system, "seed": seed, "seq_len": T}, Path(f"{run}.json")
+def trained(system, args):
+    """The folder of a system's run, which is trained if it is not finished."""
+    run = args.out.resolve() / system.replace(" ", "-")
+    if final_loss(run) == math.inf:
+        new = [*SYSTEMS[system].split(), "--compile", *flags(**RECIPE, data=args.data, out=run)]
+        if ended(forked(train.main, flags(resume=run) if (run / "ckpt.pt").exists() else new)):
+            sys.exit(f"{system} was not trained to the end")
+    return run
+
+
+def measure(system, run):
+    """The line of a run in runs.csv."""
+    line = {"run": run.name, "system": system, "seed": 0}
     for times, column in LOSSES.items():
-        if publish.script(Path(f"{run}.txt"), "eval.py", run, "--seq_len", times * T, "--tokens", 65536,
-                          "--batch_tokens", 4 * T, "--json", found):
-            sys.exit(f"{run}: eval.py failed, see {run}.txt")
-        (row,) = json.loads(found.read_text())
-        line |= {"steps": row["step"], "parameters": row["parameters"], "data": row["fingerprint"], column: row["loss"]}
+        row = score(run, parse([str(run), *flags(seq_len=times * T, tokens=TOKENS, batch_tokens=4 * T)]))
+        line |= {"steps": row["step"], "parameters": row["parameters"], "data": row["fingerprint"], "seq_len": T,
+                 column: row["loss"]}
     return line
 
 
 def table(lines):
-    """Mean losses as a Markdown table, with the change in longer windows; ±: standard deviation over seeds."""
-    T, rows = int(lines[0]["seq_len"]), []
-    for system in dict.fromkeys(line["system"] for line in lines):
-        own = [line for line in lines if line["system"] == system]
-        cells = [system, f"{int(own[0]['parameters']):,}", str(len(own))]
-        for column in LOSSES.values():
-            losses = [float(line[column]) for line in own]
-            change = [x - float(line["loss"]) for x, line in zip(losses, own)]
-            spread = losses if column == "loss" else change
-            spread = f" ± {stdev(spread):.4f}" if len(own) > 1 else ""
-            cells.append(f"{mean(losses):.4f}" + (spread if column == "loss" else f" ({mean(change):+.4f}{spread})"))
-        rows.append(cells)
-    return publish.markdown(["system", "parameters", "seeds", *(f"loss at {n * T}" for n in LOSSES)], rows)
+    """The losses, and their change in longer windows."""
+    rows = [[line["system"], f"{line['parameters']:,}", f"{line['loss']:.4f}", *(
+        f"{line[longer]:.4f} ({line[longer] - line['loss']:+.4f})" for longer in list(LOSSES.values())[1:])]
+        for line in lines]
+    return markdown(["system", "parameters", *(f"loss at {n * T}" for n in LOSSES)], rows)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="wiki", help="folder made by data_prep.py, or its name under data/ (wiki)")
+    parser.add_argument("--data", default="wiki8k", help="folder of data_prep.py, or its name under data/ (wiki8k)")
     parser.add_argument("--out", type=Path, default=Path("runs/length"), help="folder for the runs (runs/length)")
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="NAME",
-                        help=f"systems to train, of {', '.join(SYSTEMS)} (all)")
-    parser.add_argument("--seq_len", type=int, default=256, help="T, tokens of a training window (256)")
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds per system (3)")
     args = parser.parse_args()
-    lines = []
-    for system in args.systems:
-        for seed in range(args.seeds):
-            name = "-".join(SYSTEMS[system].replace("=", "-").split())
-            run = args.out.resolve() / f"{name}-{args.seq_len}-seed{seed}"
-            lines.append(measure(run, system, seed, args.data, args.seq_len))
-            print(lines[-1], flush=True)
+    folders = {system: trained(system, args) for system in SYSTEMS}         # all first: then the device may be used
+    lines = [measure(*each) for each in folders.items()]
     with open(HERE / "runs.csv", "w") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(file, lines[0], lineterminator="\n")
         writer.writeheader()
         writer.writerows(lines)
-    publish.fill(HERE / "README.md", losses=table(lines))
+    fill(HERE / "README.md", losses=table(lines))
 
 
 if __name__ == "__main__":

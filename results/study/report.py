@@ -1,9 +1,8 @@
 """Makes the tables and the picture of this folder's page: python results/study/report.py
 
-Reads runs.csv, rates.csv and logs.jsonl.xz. Rewrites the text between <!-- NAME --> and <!-- end --> in README.md,
-claims.md and rates.md, and two columns in the repository's README. Draws leads.png. --results names another folder with
-runs, and pages if any. The time of a step comes from speed.csv, if it exists, measured on an idle machine: the runs
-shared theirs.
+Reads runs.csv and logs.jsonl.xz. Rewrites the text between <!-- NAME --> and <!-- end --> in README.md and claims.md,
+and two columns in the repository's README. Draws leads.png. --results names another folder with runs, and pages if any.
+The time of a step comes from speed.csv, if it exists, measured on an idle machine: the runs shared theirs.
 """
 import argparse
 import math
@@ -20,9 +19,9 @@ HERE = Path(__file__).resolve().parent
 README = HERE.parents[1] / "README.md"
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 import compare  # noqa: E402
-from compare import apart, claims, difference, final, gap, others, read, speeds, table  # noqa: E402
+from compare import apart, claims, difference, final, gap, others, read, speeds  # noqa: E402
 from publish import fill, markdown  # noqa: E402
-from study import GATED, LATER, SYSTEMS, WIDE  # noqa: E402
+from study import GATED, SYSTEMS, WIDE  # noqa: E402
 
 import models  # noqa: E402
 import train  # noqa: E402
@@ -32,7 +31,8 @@ FRONT = {"gpt --gate elementwise": "gpt-gated", "resformer": "resformer-half"} |
     "satformer exoformer nuresformer exoformer_dynamic denseformer muddformer attnres attnres_block "
     "hyperconnections mhc").split()}
 IGNORED = ("code", "torch")                     # the runs were made over many days, at many commits
-SHOWN = 13                                                              # systems in the picture, none of LATER
+NOT_SHOWN = "attnres_block", "mhar", "depth_attention", "mhc_lite", "nuresformer"        # in the picture, nor
+SHOWN = 13                                                              # those behind the first 13
 
 
 def parameters(system):
@@ -55,28 +55,25 @@ def usual(at):
 
 
 def leads_table(at, speed):
-    """Loss minus gpt's at the end of each length, in nats: below zero the system is ahead. On targets that are not
-    copyable, at the usual() length also on all. The furthest ahead there comes first.
+    """Loss minus gpt's at the end of the last three lengths, in nats: below zero the system is ahead. On targets that
+    are not copyable, at the usual() length also on all. The furthest ahead there comes first.
 
-    Then, for the length before gpt's longest: how many times the system's tokens gpt would need for the same loss, from
-    gpt's own lengths; the time of a step over gpt's; and the first over the second, above 1 if the idea pays for it.
+    Then the time of a step over gpt's; and, for the length before gpt's longest, in how many times the system's time
+    gpt reaches the same loss, from gpt's own lengths: above 1 if the idea pays for its slower steps.
     """
-    each = at_ends(at)
+    each, rows, base, most = at_ends(at), [], parameters("gpt"), usual(at)
     ends = [(tokens, mean(some["gpt"].values())) for tokens, some in each.items() if "gpt" in some]
-    (known, loss), rows, most = ends[-2:][0], [], usual(at)
-    shown = [some for steps, some in at.items() if steps >= most]
+    (known, loss), shown = ends[-2:][0], list(each)[-3:]
     for name in in_order(at):
-        lead = difference(each[known], name, "gpt")[0]
+        lead, time = difference(each[known], name, "gpt")[0], 1 / speed[name] if name in speed else None
         needed = None if lead is None else tokens_needed(ends, loss + lead)
-        ratio, time = needed and needed / known, 1 / speed[name] if name in speed else None
-        rows.append([f"`{name}`", f"{parameters(name):,}", *(gap(some, name)[0] for some in each.values()),
-                     ", ".join(str(len(some.get(name, ()))) for some in shown), gap(final(at[most]), name)[0],
-                     *(f"{x:.2f}" if x else "" for x in (ratio, time, ratio and time and ratio / time))])
-    sizes = [f"{tokens / 1e6:.1f}M" for tokens in each]
-    late = sizes[-len(shown):]
-    return markdown(["system", "parameters", *(f"at {size}" for size in sizes), f"seeds at {', '.join(late)}",
-                     f"all targets, at {late[0]}", f"gpt's tokens at {known / 1e6:.1f}M", "time of a step (CPU)",
-                     f"gpt's time at {known / 1e6:.1f}M"], rows)
+        rows.append([f"`{name}`", f"{parameters(name) / base - 1:+.1%}", *(gap(each[n], name)[0] for n in shown),
+                     gap(final(at[most]), name)[0],
+                     *(f"{x:.2f}" if x else "" for x in (time, needed and time and needed / known / time))])
+    sizes = {tokens: f"{tokens / 1e6:.1f}M" for tokens in each}
+    return markdown(["system", "parameters", *(f"at {sizes[n]}" for n in shown),
+                     f"all targets, at {list(sizes.values())[list(at).index(most)]}", "time of a step (CPU)",
+                     f"gpt's time for the loss at {sizes[known]}"], rows)
 
 
 def shapes_table(losses):
@@ -175,14 +172,14 @@ def leads_picture(at):
     if len(each) < 2 or "gpt" not in each:
         return None
     fig, (axes,) = pictures.figure(1, 3, (15, 5.5), width_ratios=(3, 3, 1.5))
-    names = [name for name in in_order(at) if name in each and name not in LATER][:SHOWN]
+    names = [name for name in in_order(at) if name in each and name not in NOT_SHOWN][:SHOWN]
     draw(axes[0], leads(at_ends(at)), names)
     draw(axes[1], leads(along(each)), names)
     longest = max(steps for steps in at if "gpt" in at[steps])
     for run in at[longest]["gpt"]:
         tokens, losses = zip(*((row["tokens"] / 1e6, row["loss"]) for row in run["val"] if row["tokens"]))
         axes[2].plot(tokens, losses, color="black", lw=0.8)
-    axes[0].set(title="ends of runs, targets that are not copyable", ylabel="loss minus gpt's, nats")
+    axes[0].set(title="final losses, targets that are not copyable", ylabel="loss minus gpt's, nats")
     axes[1].set(title=f"along runs of {usual(at):,} steps, all targets")
     axes[2].set(title="gpt's seeds, all targets", ylabel="loss, nats")
     for ax, room in zip(axes, (3.2, 4.4, 1.1)):                         # room for the names
@@ -206,50 +203,25 @@ def front(text, at, speed):
     return text
 
 
-def changes(runs, tried):
-    """{(system, factor, steps): [loss at `factor` times the system's learning rates minus that at its own, per seed]},
-    on targets that are not copyable. tried: the runs at other rates.
-    """
-    own, found = {(run["system"], run["seed"], run["steps"]): run["others"] for run in runs}, defaultdict(list)
-    half = [{**run, "system": "resformer", "scale": 0.5} for run in runs if run["system"] == "resformer-half"]
-    for run in half + tried:
-        name = run["system"]
-        found[name, run["scale"], run["steps"]].append(run["others"] - own[name, run["seed"], run["steps"]])
-    return found
-
-
-def rates_table(found):
-    """changes() of each system, and for half the rates the mean without resformer, with its interval over systems."""
-    shown = {"half, at 4.1M": (0.5, 1000), "a quarter, at 4.1M": (0.25, 1000), "half, at 8.2M": (0.5, 2000)}
-    at = {name: [found.get((name, *key), []) for key in shown.values()] for name in SYSTEMS}
-    at = {name: at[name] for name in sorted(at, key=lambda name: mean(at[name][0] or [0])) if at[name][0]}
-    rest = [mean(half) for name, (half, *_) in at.items() if name != "resformer"]
-    average = gap({"half": dict(enumerate(rest)), "own": dict.fromkeys(range(len(rest)), 0.0)}, "half", "own")[0]
-    rows = [[f"`{name}`", str(SYSTEMS[name][1][0]), str(len(some[0])), *(f"{mean(x):+.4f}" if x else "" for x in some)]
-            for name, some in at.items()] + [[f"mean of {len(rest)} (not resformer)", "", "", average, "", ""]]
-    return markdown(["system", "Muon's rate", "seeds", *shown], rows)
-
-
-def tables(runs, speed, tried):
-    """{name of a page: {NAME: table}}; tried: as in changes()."""
+def tables(runs, speed):
+    """{name of a page: {NAME: table}}"""
     at = ends(runs)
     size, each = {steps: f"at {tokens / 1e6:.1f}M" for steps, tokens in zip(at, at_ends(at))}, at[usual(at)]
     columns = {f"{size[steps]}, not copyable": others(at[steps]) for steps in list(at)[-2:]}
     columns[f"{size[usual(at)]}, all"] = final(each)
     short = others(compare.ends(runs).get(1000, each))
     more = {"shapes": shapes_table(short), "sums": sums_table(short)}
-    pages = {"README.md": {"leads": leads_table(at, speed), **{name: x for name, x in more.items() if "`" in x}},
-             "claims.md": {"claims": claims(columns)}}
-    return pages | ({"rates.md": {"rates": rates_table(changes(runs, tried))}} if tried else {})
+    return {"README.md": {"leads": leads_table(at, speed), **{name: x for name, x in more.items() if "`" in x}},
+            "claims.md": {"claims": claims(columns)}}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=HERE, help="folder with runs.csv and logs.jsonl.xz (this one)")
     folder = parser.parse_args().results
-    runs, rates = apart(read(folder), IGNORED), folder / "rates.csv"
+    runs = apart(read(folder), IGNORED)
     at = ends(runs)
-    for page, parts in tables(runs, speeds(folder), table(rates) if rates.exists() else []).items():
+    for page, parts in tables(runs, speeds(folder)).items():
         if (folder / page).exists():
             fill(folder / page, **parts)
     if folder == HERE:

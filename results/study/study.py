@@ -1,23 +1,23 @@
 """Trains the runs of this study: python results/study/study.py --data wiki
 
 A run trains at a constant learning rate. From its checkpoints at 400, 800, 1,600 and 3,200 steps the rate decays to a
-tenth over a quarter as many steps, so 4,700 steps in all give models of 500, 1,000, 2,000 and 4,000 steps. Each of the
-four is a leg of the run: it continues from before_decay/ of the leg before, with a larger --max_steps. If that is lost,
-the leg starts anew.
+tenth over another 25% of the steps, so 4,700 steps in all give models of 500, 1,000, 2,000 and 4,000 steps. Each of the
+four is a stage of the run. It continues from before_decay/ of the stage before, with a larger --max_steps. If that is
+lost, the run starts again for this stage.
 
 Every system has its own learning rates; their ratios come from earlier sweeps (your own model's: --rates). Seed 0 tunes
 their scale at 1,000 steps: the rates are halved, at most twice, as long as the loss on targets that are not copyable
 falls (--scales 1: no tuning). If most targets are copyable, as on bytes, it is the loss on all of them.
-Seed 0 of all systems is trained first, then seeds 1 and 2, then the longest legs, and last the systems in LATER.
+Seed 0 of all systems is trained first, then seeds 1 and 2, then the longest stages.
 
-You may kill it at any moment and start it again: a run continues from its last checkpoint. A finished leg is a line in
-runs.csv and rows in logs.jsonl.xz (here or in --results), and is kept. With --jobs 4 four runs train at a time.
+You may kill it at any moment and start it again: a run continues from its last checkpoint. A finished stage is a line
+in runs.csv and rows in logs.jsonl.xz (here or in --results), and is kept. With --jobs 4 four runs train at a time.
 
     python results/study/study.py --data notes --results runs/study-mine --systems gpt mine --steps 1000
 
-With --steps 20 --scales 1 --seeds 1 --eval_tokens 4096 --no-compile this is a try of a minute. All other options
-are passed to train.py. Legs that are there must differ from those to come in length, seed and rates alone: if you
-change an option, or code, name another --results. A larger study, for a GPU (29M parameters in the blocks):
+With --steps 20 --scales 1 --seeds 1 --eval_tokens 4096 --no-compile this is a try of a minute. All other options are
+passed to train.py. Finished stages must differ from those to come in length, seed and rates alone: if you change an
+option, or code, name another --results. A larger study, for a GPU (29M parameters in the blocks):
 
     python results/study/study.py --data fineweb-edu --results runs/study-30m --preset study-30m --dtype bf16 --seeds 2
 """
@@ -71,7 +71,6 @@ SYSTEMS |= {f"{name}-8x160": (f"{SYSTEMS[name][0]} --d_model 160 --n_head 5 --n_
 GATED = "muddformer mhc attnres denseformer resformer-half satformer".split()
 SYSTEMS |= {f"{name}-gated": (f"{SYSTEMS[name][0]} --gate elementwise", SYSTEMS[name][1]) for name in GATED}
 SYSTEMS["gpt-9x512"] = ("gpt --d_model 512 --n_head 8 --n_layer 9", GPT)   # the counterpart of gpt-wide-stream at 30M
-LATER = ("attnres_block", "mhar", "depth_attention", "mhc_lite", "nuresformer")
 LONG = ("gpt", "gpt-gated", "resformer", "exoformer_dynamic", "satformer", "muddformer", "attnres", "mhc",
         "resformer-half")
 RATES = "muon_lr", "adamw_lr", "mix_lr"
@@ -80,26 +79,26 @@ COLUMNS = ("run system scale seed steps muon_lr adamw_lr mix_lr loss bpb repeate
 
 
 class Results:
-    """runs.csv (a line per leg) and logs.jsonl.xz (the rows of their logs, each with the leg's name)."""
+    """runs.csv (a line per stage) and logs.jsonl.xz (the rows of their logs, each with the stage's name)."""
 
     def __init__(self, folder):
         self.folder, self.csv, self.logs = folder, folder / "runs.csv", folder / "logs.jsonl.xz"
         folder.mkdir(parents=True, exist_ok=True)
 
-    def legs(self):
+    def stages(self):
         """{name: line of runs.csv}."""
         return {line["run"]: line for line in csv.DictReader(self.csv.open())} if self.csv.exists() else {}
 
     def ran(self):
-        """{leg: the row of its log with the config of what ran}; older legs have none."""
+        """{stage: the row of its log with the config of what ran}; older stages have none."""
         rows = map(json.loads, lzma.open(self.logs, "rt")) if self.logs.exists() else ()
         return {row["run"]: row for row in rows if row["kind"] == "ran"}
 
     def add(self, line, rows):
-        """Adds a finished leg, or replaces the one of this name."""
+        """Adds a finished stage, or replaces the one of this name."""
         with open(self.folder / ".lock", "w") as lock:                  # one process at a time
             fcntl.flock(lock, fcntl.LOCK_EX)
-            lines, begin = {**self.legs(), line["run"]: line}, f'{{"run": "{line["run"]}", '.encode()
+            lines, begin = {**self.stages(), line["run"]: line}, f'{{"run": "{line["run"]}", '.encode()
             kept = self.logs.read_bytes() if self.logs.exists() else lzma.compress(b"")
             if begin in (old := lzma.decompress(kept)):                 # maybe without a line in runs.csv, after a kill
                 kept = lzma.compress(b"".join(row for row in old.splitlines(True) if not row.startswith(begin)))
@@ -147,7 +146,7 @@ def flags(**options):
 
 
 def recipe(system, rates, args):
-    """The flags of train.py for a leg of this system, but for its length and seed."""
+    """The flags of train.py for a stage of this system, but for its length and seed."""
     model = SYSTEMS.get(system, (system,))[0]
     return [*RECIPE.format(model).split(), *args.options, *flags(**dict(zip(RATES, rates)))]
 
@@ -158,8 +157,8 @@ def rates_of(system, scale, args):
     return [rate * scale * factor for rate, factor in zip(own, args.factors)]
 
 
-def check_legs(system, fingerprint, args):
-    """UserError if a leg of this system, finished or begun, differs from one of today in more than length and seed."""
+def check_stages(system, fingerprint, args):
+    """UserError if a stage of this system, finished or begun, differs from today's in more than length and seed."""
     known = {name: row["config"] for name, row in args.results.ran().items()}
     for folder in args.out.glob(f"{system}-x*-seed*-*/"):
         if (folder / "config.json").exists():
@@ -174,16 +173,16 @@ def check_legs(system, fingerprint, args):
                "options": vars(options), "data": {"fingerprint": fingerprint}, "versions": {"torch": torch.__version__},
                "code": ran.code(models.module(options.model))}
         unknown = {"vocab_size", "max_steps"} | ({"dtype"} if options.dtype == "auto" else set())
-        if config["options"].get("warmup_steps") in args.steps:             # cut to the length of a leg
+        if config["options"].get("warmup_steps") in args.steps:             # cut to the length of a stage
             unknown.add("warmup_steps")
         if differ := ran.differences(config, now, {*unknown, *args.ignore}):
             raise UserError(f"{name} was trained with other options or code than this study would use now "
                             f"({ran.in_words(differ)}): name another --results, or what may differ with --ignore")
 
 
-def train_leg(folder, system, seed, scale, rates, steps, before, args):
-    """Trains a leg, or the rest of it, and adds it to the results -> exit code. For a process of its own, whose output
-    goes to FOLDER.txt. before: the folder of the leg before, or None.
+def train_stage(folder, system, seed, scale, rates, steps, before, args):
+    """Trains a stage, or the rest of it, and adds it to the results -> exit code. For a process of its own, whose
+    output goes to FOLDER.txt. before: the folder of the stage before, or None.
     """
     if before and not (folder / "ckpt.pt").exists():
         shutil.rmtree(f"{folder}.part", ignore_errors=True)
@@ -206,7 +205,7 @@ def train_leg(folder, system, seed, scale, rates, steps, before, args):
 
 
 def summary(folder, system, scale):
-    """(a leg's line of runs.csv, the rows of its log to keep: validations and every tenth step)."""
+    """(a stage's line of runs.csv, the rows of its log to keep: validations and every tenth step)."""
     config = json.loads((folder / "config.json").read_text())
     rows = [json.loads(row) for row in (folder / "log.jsonl").read_text().splitlines()]
     options, val = config["options"], [row for row in rows if row["kind"] == "val"]
@@ -224,28 +223,28 @@ def summary(folder, system, scale):
 
 
 def trunk(system, scale, seed, most, args):
-    """Trains the missing legs of a run up to `most` steps -> the last one's line of runs.csv; None if another process
-    does. A leg that diverged is the last.
+    """Trains the missing stages of a run up to `most` steps -> the last one's line of runs.csv; None if another
+    process does. A stage that diverged is the last.
     """
     rates = rates_of(system, scale, args)
     name = f"{system}-x{scale:g}-seed{seed}"
-    legs = {steps: args.out / f"{name}-{steps}" for steps in args.steps if steps <= most}
+    stages = {steps: args.out / f"{name}-{steps}" for steps in args.steps if steps <= most}
     with claimed(args.out / name) as mine:
         before = None
-        for steps, folder in legs.items():
-            if folder.name not in args.results.legs():
+        for steps, folder in stages.items():
+            if folder.name not in args.results.stages():
                 if not mine:
                     return None
                 print(f"{folder.name}: see {folder}.txt", flush=True)
-                if code := ended(forked(train_leg, folder, system, seed, scale, rates, steps, before, args)):
+                if code := ended(forked(train_stage, folder, system, seed, scale, rates, steps, before, args)):
                     raise UserError(f"{folder}.txt: {Path(f'{folder}.txt').read_text().splitlines()[-1]}", code=code)
-                print(f"{folder.name}: loss {float(args.results.legs()[folder.name]['loss']):.4f}", flush=True)
+                print(f"{folder.name}: loss {float(args.results.stages()[folder.name]['loss']):.4f}", flush=True)
             if (folder / "before_decay").exists():
                 before = folder
-            leg = args.results.legs()[folder.name]
-            if not math.isfinite(float(leg["loss"])):
+            stage = args.results.stages()[folder.name]
+            if not math.isfinite(float(stage["loss"])):
                 break
-        return leg
+        return stage
 
 
 def best_scale(system, steps, args):
@@ -254,9 +253,9 @@ def best_scale(system, steps, args):
         return args.scales[0]
     best = least = None
     for scale in args.scales:
-        if not (leg := trunk(system, scale, 0, steps, args)):
+        if not (stage := trunk(system, scale, 0, steps, args)):
             return None
-        loss = float(leg[publish.criterion(leg)] if math.isfinite(float(leg["loss"])) else "inf")
+        loss = float(stage[publish.criterion(stage)] if math.isfinite(float(stage["loss"])) else "inf")
         if best and loss >= least:
             break
         best, least = scale, loss
@@ -287,7 +286,7 @@ def main(argv):
                         help=f"to train, in this order: {' '.join(MAIN)} (these), {' '.join([*SYSTEMS][len(MAIN):])}, "
                              "or any other model")
     parser.add_argument("--ignore", nargs="+", default=(), metavar="NAME",
-                        help="what may differ from the legs that are there: options, files of code, or code for all")
+                        help="what may differ from the stages that are there: options, files of code, or code for all")
     parser.add_argument("--jobs", type=int, default=1, help="runs that train at the same time (%(default)s)")
     args, args.options = parser.parse_known_args(argv)              # further options go to train.py
     args.out = (args.out or (Path("runs/study") if args.results == HERE else args.results / "runs")).resolve()
@@ -295,25 +294,19 @@ def main(argv):
     if given := {word.split("=")[0] for word in args.options} & {f"--{name}" for name in RATES}:
         parser.error(f"{min(given)}: this script sets the learning rates; for a model of your own, give --rates")
     args.steps = sorted(set(args.steps))
-    if args.jobs < 1:
-        parser.error(f"--jobs {args.jobs}: at least 1")
     args.results = Results(args.results.resolve())
     fingerprint = Data(find_folder(args.data)).fingerprint
-    if others := {leg["data"] for leg in args.results.legs().values()} - {fingerprint}:
+    if others := {stage["data"] for stage in args.results.stages().values()} - {fingerprint}:
         parser.error(f"{args.results.csv} has runs on other data ({', '.join(others)}): name another --results")
     for system in args.systems:                                     # a mistake in one ends the study now
         train.parse(recipe(system, rates_of(system, 1, args), args))
-        check_legs(system, fingerprint, args)
+        check_stages(system, fingerprint, args)
     tune = max(steps for steps in args.steps if steps <= max(1000, min(args.steps)))
     short = [steps for steps in args.steps if steps < 4000] or args.steps
-    first, later = args.systems, ()
-    if first == MAIN:
-        first, later = ([x for x in MAIN if (x in LATER) == late] for late in (False, True))
-    longest = [x for x in first if x in LONG or x not in SYSTEMS]
-    plan = [(most, seed, system)
-            for most, systems in ((max(short), first), (max(args.steps), longest), (max(short), later))
+    longest = [x for x in args.systems if x in LONG or x not in SYSTEMS]
+    plan = [(most, seed, system) for most, systems in ((max(short), args.systems), (max(args.steps), longest))
             for seed in range(args.seeds) for system in systems]
-    if code := max(abs(ended(pid)) for pid in [forked(work, plan, tune, args) for _ in range(args.jobs)]):
+    if code := max(abs(ended(pid)) for pid in [forked(work, plan, tune, args) for _ in range(max(1, args.jobs))]):
         return code
     print(f"done: {shell('results/compare.py', args.results.folder)}")
 

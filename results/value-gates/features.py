@@ -14,7 +14,7 @@ bytes of its tokens. (The paper asks a language model.) The classes summarise th
     a = top_k(relu(W_enc (v - b) + c)),   v' = W_dec a + b,   mean of |v - v'|^2, Adam at 5e-4, cosine
 
 A feature counts if it is active at least ten times and at no more than 0.5% of the tokens, and if 7 of 10 of its
-strongest tokens have one class. Prints two tables. With matplotlib it draws gates.png.
+strongest tokens have one class. Prints two tables.
 """
 import argparse
 import sys
@@ -31,7 +31,6 @@ import publish  # noqa: E402
 
 import nanodepth  # noqa: E402
 from nanodepth.cli import run_script  # noqa: E402
-from nanodepth.pictures import figure, over_layers  # noqa: E402
 from nanodepth.data import run_data  # noqa: E402
 from probes import watch  # noqa: E402
 from probes.satformer import value_gates  # noqa: E402
@@ -135,11 +134,12 @@ def by_class(gate, weights, kinds):
     return {name: each[:, kinds == i].mean(1).tolist() for i, name in enumerate(CLASSES) if (kinds == i).any()}
 
 
-def measure(run, n_tokens, k, steps):
+def measure(run, k, n_tokens=262_144, steps=4000):
+    """The numbers of a run's tables, from this many training tokens and this many steps of the autoencoder."""
     model, tokenizer, config = nanodepth.load(run)
     data, T = run_data(run, config), config["options"]["seq_len"]
     kinds = classes(tokenizer)
-    batches = [data.batch(i, 0, 16, 16, T, seed=1)[0] for i in range(max(1, n_tokens // (16 * T)))]
+    batches = [data.batch(i, 0, 16, 16, T, seed=1)[0] for i in range(n_tokens // (16 * T))]
     gates = value_gates(model) if config["model"] == "satformer" else {}
     count, gate = gates_by_token(model, gates.values(), batches, len(kinds))
     count[kinds < 0] = 0
@@ -153,19 +153,6 @@ def measure(run, n_tokens, k, steps):
         tokens = torch.stack([count * (kinds == i) for i in range(len(CLASSES))], dim=1)
         numbers["by_token"] = by_class(gate, tokens, torch.arange(len(CLASSES)))
     return numbers
-
-
-def picture(found):
-    """The gates over the layers, by class of features and of tokens."""
-    shown = {name: numbers for name, numbers in found.items() if "by_feature" in numbers}
-    fig, axes = figure(len(shown), 2, (9, 3.2 * len(shown)))
-    for row, (name, numbers) in zip(axes, shown.items()):
-        for ax, kind, title in zip(row, ("by_feature", "by_token"), ("features of v_1", "tokens")):
-            for label, y in numbers[kind].items():
-                ax.plot(numbers["layers"], y, marker="o", ms=3, label=label)
-            over_layers(ax, f"{name}: mean value gate by class of {title}", "layer", "")
-            ax.legend(fontsize=8, frameon=False)
-    return fig
 
 
 def tables(found):
@@ -183,16 +170,9 @@ def tables(found):
 def main(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders of train.py")
-    parser.add_argument("--out", type=Path, default=HERE, help="folder for the picture (this one)")
-    parser.add_argument("--tokens", type=int, default=262_144, help="training tokens to average over (%(default)s)")
     parser.add_argument("--k", type=int, default=32, help="active features per token (%(default)s, the paper's)")
-    parser.add_argument("--steps", type=int, default=4000, help="autoencoder's steps, 1,024 tokens each (%(default)s)")
     args = parser.parse_args(argv)
-    found = {run.resolve().name: measure(run, args.tokens, args.k, args.steps) for run in args.runs}
-    print(*tables(found), sep="\n\n")
-    if any("by_feature" in numbers for numbers in found.values()):
-        args.out.mkdir(parents=True, exist_ok=True)
-        picture(found).savefig(args.out / "gates.png", dpi=130)
+    print(*tables({run.resolve().name: measure(run, args.k) for run in args.runs}), sep="\n\n")
 
 
 if __name__ == "__main__":

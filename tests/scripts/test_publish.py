@@ -1,42 +1,11 @@
-"""results/publish.py: runs that are made, resumed or left as they are; and the script for a GPU."""
-import json
+"""results/publish.py: tables in pages; and the script for a GPU."""
 import os
 import re
-import shutil
 import subprocess
 
 import pytest
 
 publish = pytest.importorskip("publish")         # a copy of the repository may be without results/
-
-
-def write(run, *losses):
-    """The folder of a run of 30 steps with a validation every 15, its last row cut off."""
-    run.mkdir()
-    (run / "config.json").write_text(json.dumps({"options": {"max_steps": 30}}))
-    rows = [{"kind": "val", "step": 15 * i, "loss": loss} for i, loss in enumerate(losses)]
-    (run / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"kind": "va')
-
-
-@pytest.mark.parametrize("state, words", [
-    ("new", "--compile --model gpt --out RUN --seed 1"), ("begun", "--resume RUN"), ("done", None)])
-def test_train_makes_resumes_or_leaves_a_run(state, words, tmp_path, monkeypatch):
-    run, calls = tmp_path / "run", []
-
-    def script(log, name, *words):
-        calls.append(" ".join([name, *(str(word).replace(str(run), "RUN") for word in words)]))
-        shutil.rmtree(run, ignore_errors=True)
-        write(run, 9.0, 4.0, 3.5)
-        return 0
-
-    monkeypatch.setattr(publish, "script", script)
-    if state != "new":
-        write(run, *(9.0, 4.0, 3.5)[:2 if state == "begun" else 3])
-        (run / "ckpt.pt").write_text("")
-    assert publish.train(run, "gpt", seed=1) == 3.5 and calls == ([f"train.py {words}"] if words else [])
-    monkeypatch.setattr(publish, "script", lambda *args: 2)
-    with pytest.raises(SystemExit, match="train.py ended with 2, see .*failed.txt"):
-        publish.train(tmp_path / "failed", "gpt")
 
 
 def test_a_day_on_a_gpu(tmp_path):

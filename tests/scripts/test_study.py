@@ -28,28 +28,22 @@ def test_a_difference_in_words():
 
 
 def test_pages_are_those_of_their_runs():
-    report, small, long = (runpy.run_path(str(RESULTS / name / "report.py"))
-                           for name in ("study-cpu", "study-small", "study"))
-    final = compare.groups(compare.read(RESULTS / "study-small"), kind="final")
+    report = runpy.run_path(str(RESULTS / "study" / "report.py"))
     runs, speed = compare.read(RESULTS / "study"), compare.speeds(RESULTS / "study")
-    text = long["README"].read_text()
-    assert text == long["front"](text, long["ends"](runs), speed)
-    pages = report["tables"](compare.table(RESULTS / "study-cpu" / "runs.csv"))
-    pages |= {RESULTS / "study-small" / "README.md": small["tables"](final)}
-    tried = compare.table(RESULTS / "study" / "rates.csv")
-    pages |= {RESULTS / "study" / page: parts for page, parts in long["tables"](runs, speed, tried).items()}
+    text = report["README"].read_text()
+    assert text == report["front"](text, report["ends"](runs), speed)
     tiny = (RESULTS / "tiny-cpu" / "README.md").read_text()
     for run in compare.table(RESULTS / "tiny-cpu" / "runs.csv"):
         name = "gpt --gate elementwise" if run["run"] == "gpt-gated" else run["run"]
         assert f"\n| `{name}` | {run['parameters']:,} | {run['bpb']:.4f} |\n" in tiny, name
-    for page, parts in pages.items():
+    for page, parts in report["tables"](runs, speed).items():
         for name, table in parts.items():
-            assert f"<!-- {name} -->\n{table}\n<!-- end -->" in page.read_text(), (page, name)
+            assert f"<!-- {name} -->\n{table}\n<!-- end -->" in (RESULTS / "study" / page).read_text(), (page, name)
 
 
 def test_the_queue(data, tmp_path, monkeypatch, capsys):
-    """Scales by seed 0 until the loss rises, then all seeds at the best, from leg to leg; the table of it. A second
-    call has nothing to do; a longer leg goes on from the last checkpoint that is left."""
+    """Scales by seed 0 until the loss rises, then all seeds at the best, from stage to stage; the table of it. A second
+    call has nothing to do; a longer stage goes on from the last checkpoint that is left."""
     study, made = runpy.run_path(str(RESULTS / "study" / "study.py")), []
     fingerprint, other = study["Data"](data).fingerprint, list(study["SYSTEMS"])[1]
 
@@ -62,7 +56,7 @@ def test_the_queue(data, tmp_path, monkeypatch, capsys):
         args.results.add(line, [{"kind": "val", "step": steps, "loss": loss}])
         (folder / "before_decay").mkdir(parents=True)
 
-    monkeypatch.setitem(study["trunk"].__globals__, "train_leg", train)
+    monkeypatch.setitem(study["trunk"].__globals__, "train_stage", train)
     monkeypatch.setitem(study["trunk"].__globals__, "forked", lambda work, *args: work(*args))
     monkeypatch.setitem(study["trunk"].__globals__, "ended", lambda code: code or 0)
 
@@ -75,8 +69,8 @@ def test_the_queue(data, tmp_path, monkeypatch, capsys):
     scales = [(f"{{}}-x{scale}-seed0-{steps}", before and f"{{}}-x{scale}-seed0-{before}")
               for scale in ("1", "0.5", "0.25") for steps, before in ((500, None), (1000, 500))]
     second = [("{}-x0.5-seed1-500", None), ("{}-x0.5-seed1-1000", "{}-x0.5-seed1-500")]
-    assert made == [(name.format(system), before and before.format(system)) for legs in (scales, second)
-                    for system in ("gpt", other) for name, before in legs]
+    assert made == [(name.format(system), before and before.format(system)) for stages in (scales, second)
+                    for system in ("gpt", other) for name, before in stages]
     for left, steps in (("gpt-x0.5-seed0-500", 1500), (None, 2000)):
         for checkpoint in (tmp_path / "runs").glob("gpt-x0.5-seed0-*/before_decay"):
             if checkpoint.parent.name != left:
@@ -98,7 +92,7 @@ def test_the_queue(data, tmp_path, monkeypatch, capsys):
 
 
 def test_jobs_are_forked(data, tmp_path):
-    """Two systems at a time, each in two legs, for real; a leg that fails ends the study with its last line."""
+    """Two systems at a time, each in two stages, for real; a stage that fails ends the study with its last line."""
     def study(*words):
         shape = "--n_layer 1 --d_model 16 --n_head 1 --seq_len 16 --batch_tokens 64 --eval_tokens 64 --device cpu"
         return subprocess.run([sys.executable, RESULTS / "study" / "study.py", "--data", data, "--results", tmp_path,
@@ -144,16 +138,15 @@ def test_the_page_of_a_study(tmp_path, monkeypatch):
                 results.add(line, [{"kind": "val", "step": n, "tokens": 4096 * n, "loss": loss} for n, loss in vals])
     at, speed = report["ends"](compare.read(tmp_path)), compare.speeds(tmp_path)
     with torch.device("meta"):
-        size = sum(p.numel() for p in models.build(name, vocab_size=4096, n_layer=12, d_model=128, n_head=4,
-                                                   max_len=256).parameters())
+        size, base = (sum(p.numel() for p in models.build(x, vocab_size=4096, n_layer=12, d_model=128, n_head=4,
+                                                          max_len=256).parameters()) for x in (name, "gpt"))
     row = [cell.strip() for cell in report["leads_table"](at, speed).splitlines()[2].strip("|").split("|")]
     needed = 2 ** 0.5
     lead = "-0.5000 ± 0.0000"
-    assert row == [f"`{name}`", f"{size:,}", lead, lead, lead, "3", lead, f"{needed:.2f}", "1.25",
-                   f"{needed / 1.25:.2f}"]
+    assert row == [f"`{name}`", f"{size / base - 1:+.1%}", lead, lead, lead, lead, "1.25", f"{needed / 1.25:.2f}"]
     more = {**at, 4000: {"gpt": [{**run, "tokens": 4096 * 4000} for run in at[2000]["gpt"]]}}  # only gpt went on
     head, _, line = report["leads_table"](more, speed).splitlines()
-    assert "| seeds at 8.2M, 16.4M | all targets, at 8.2M |" in head and f"| {lead} |  | 3, 0 | {lead} |" in line
+    assert "| at 16.4M | all targets, at 8.2M |" in head and f"| {lead} |  | {lead} |" in line
     along = report["leads"](report["along"](at[1000]))
     assert [(n / 4096, round(lead, 9), round(half, 9)) for n, lead, half in along[name]] == [
         (n, -0.5, 0) for n in (250, 500, 750, 1000)]
@@ -168,7 +161,7 @@ def test_the_page_of_a_study(tmp_path, monkeypatch):
 
 
 def test_a_leg_in_both_files(tmp_path):
-    """A finished run becomes its line and its rows: validations, every tenth step. The same leg again replaces it."""
+    """A finished run becomes its line and its rows: validations, every tenth step. The same stage again replaces it."""
     study, folder = runpy.run_path(str(RESULTS / "study" / "study.py")), tmp_path / "gpt-x1-seed0-20"
     folder.mkdir()
     options = {"max_steps": 20, "seed": 0, "muon_lr": 0.1, "adamw_lr": 0.2, "mix_lr": 0.3}
