@@ -10,7 +10,7 @@ import torch
 
 import models
 import muon
-import train
+from nanodepth import runs
 from nanodepth.presets import PRESETS
 from small import ROOT
 
@@ -54,7 +54,7 @@ def test_sizes_of_all_models():
 
 def test_options_that_a_resumed_run_may_change():
     said = DOCS["training"].split("Only these may change")[1].split("\n\n")[0]
-    assert {*re.findall(r"--(\w+)", said), "resume"} == train.MAY_CHANGE
+    assert {*re.findall(r"--(\w+)", said), "resume"} == runs.MAY_CHANGE
 
 
 def test_flags_of_the_commands_exist(scripts):
