@@ -190,7 +190,7 @@ def test_a_third_optimizer(data, tmp_path, monkeypatch):
     matrices = runs.read_checkpoint(tmp_path / "a")["optimizers"][0]["param_groups"][0]
     options = train.parse(flags(**{**SMALL, "max_steps": 12}))[0]
     assert matrices["momentum"] == 0.7 and matrices["lr"] == options.muon_lr * train.lr_scale(11, options)
-    assert losses(tmp_path / "a")[-1] < losses(tmp_path / "a")[0]
+    assert losses(tmp_path / "a")[-1][1] < losses(tmp_path / "a")[0][1]
     shutil.copytree(tmp_path / "a" / "before_decay", tmp_path / "b")
     assert inside("--resume", str(tmp_path / "b")) == 0
     assert_same_run(tmp_path / "a", tmp_path / "b")
