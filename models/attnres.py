@@ -147,18 +147,32 @@ class MLP(nn.Module):
 
 
 class DepthAttention(nn.Module):
-    """h_l = sum_s alpha_{l,s} v_s, alpha_{l,.} = softmax_s( w_l . RN(v_s) ): a mean of the outputs v_0 .. v_l."""
+    """The queries w_l (C,) of all readers but the first, which has one source."""
 
     def __init__(self, c):
         super().__init__()
         self.query, self.eps = nn.Parameter(torch.empty(2 * c.n_layer, c.d_model)), c.norm_eps       # w_1 .. w_2L
 
-    def forward(self, outputs, scores):
-        """h_l (B, T, C) from outputs v_0 .. v_l. scores: of v_0 .. v_{l-1} for all readers; this adds those of v_l."""
-        l, v = len(outputs) - 1, outputs[-1]
-        scores.append(F.linear(F.rms_norm(v, v.shape[-1:], eps=self.eps), self.query))              # (B, T, 2 L)
-        alpha = torch.stack([s[..., l - 1] for s in scores], dim=-1).softmax(-1).type_as(v)         # (B, T, l + 1)
-        return sum(a[..., None] * v_s for a, v_s in zip(alpha.unbind(-1), outputs, strict=True))
+    def forward(self, v):
+        """The scores w_l . RN(v) of an output v (B, T, C) for all readers l at once: (B, T, number of queries)."""
+        return F.linear(F.rms_norm(v, v.shape[-1:], eps=self.eps), self.query)
+
+
+class Outputs:
+    """The outputs v_0 .. v_l (B, T, C) so far, and the scores of each for all readers."""
+
+    def __init__(self, depth_attention):
+        self.depth_attention, self.v, self.scores = depth_attention, [], []
+
+    def append(self, v):
+        self.v.append(v)
+        self.scores.append(self.depth_attention(v))
+
+    def mean(self):
+        """h_l = sum_s alpha_{l,s} v_s, alpha_{l,.} = softmax_s( w_l . RN(v_s) ): (B, T, C), for the next reader."""
+        v, l = self.v, len(self.v) - 1
+        alpha = torch.stack([s[..., l - 1] for s in self.scores], dim=-1).softmax(-1).type_as(v[l])  # (B, T, l + 1)
+        return sum(a[..., None] * v_s for a, v_s in zip(alpha.unbind(-1), v, strict=True))
 
 
 class Block(nn.Module):
@@ -169,10 +183,9 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(c.d_model, c.norm_eps)
         self.mlp = MLP(c.d_model, c.d_ff)
 
-    def forward(self, outputs, read, rope, cache=None):
-        """Appends the outputs of attention and MLP. read(), called once after each output: their weighted mean."""
-        outputs.append(self.attn(self.attn_norm(read()), rope, cache))
-        outputs.append(self.mlp(self.mlp_norm(read())))
+    def forward(self, outputs, rope, cache=None):
+        outputs.append(self.attn(self.attn_norm(outputs.mean()), rope, cache))
+        outputs.append(self.mlp(self.mlp_norm(outputs.mean())))
 
 
 class Model(nn.Module):
@@ -217,11 +230,11 @@ class Model(nn.Module):
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
-        outputs, scores = [x], []
-        read = lambda: self.depth_attention(outputs, scores)
+        outputs = Outputs(self.depth_attention)
+        outputs.append(x)
         for block in self.blocks:
-            block(outputs, read, rope, cache)
-        return self.output(read(), targets, cache)
+            block(outputs, rope, cache)
+        return self.output(outputs.mean(), targets, cache)
 
     def rope(self, T, cache):
         """cos, sin (T, 1, D/2) of the next T positions."""
@@ -243,7 +256,7 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss                # detached: only the loss sends a gradient to the logits
+        return logits.detach(), loss                # detached: else a compiled backward adds zeros as large as they are
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, n_vocab=None):

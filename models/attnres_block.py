@@ -8,7 +8,8 @@ the sums of finished blocks and, if its own block has begun, its sum so far. Wit
     h_l = sum_s alpha_{l,s} b_s,     alpha_{l,.} = softmax_s( w_l . RN(b_s) )      over s = 0, n, 2n, .. below l, and l
 The authors find that about 8 blocks keep most of the gain of attnres.py.
 
-Changed from attnres.py: Config, Config.__post_init__, DepthAttention, DepthAttention.__init__, DepthAttention.forward
+Changed from attnres.py: Config, Config.__post_init__, DepthAttention.__init__, Outputs, Outputs.__init__,
+    Outputs.append, Outputs.mean
 Equal to gpt.py when: all queries are zero, as they are at the start, up to norm_eps.
 Optimizer: the queries go to AdamW at train.py's mix_lr, without weight decay.
 Other default than gpt.py's: norm_eps, as in attnres.py.
@@ -148,22 +149,36 @@ class MLP(nn.Module):
 
 
 class DepthAttention(nn.Module):
-    """h_l = sum_s alpha_{l,s} b_s, alpha_{l,.} = softmax_s( w_l . RN(b_s) ), for s = 0, n, 2n, .. below l, and l."""
+    """The queries w_l (C,) of all readers but the first, which has one source."""
 
     def __init__(self, c):
         super().__init__()
         self.query, self.eps = nn.Parameter(torch.empty(2 * c.n_layer, c.d_model)), c.norm_eps       # w_1 .. w_2L
         self.block_size = c.block_size
 
-    def forward(self, outputs, scores):
-        """h_l (B, T, C) from b_0 .. b_{l-1} and v_l, which becomes b_l. scores: those of the b_s for all readers."""
-        l = len(outputs) - 1
-        if l > 0 and (l - 1) % self.block_size:             # v_l is not the first output of its block
-            outputs[l] = outputs[l - 1] + outputs[l]
-        v, sources = outputs[l], [*range(0, l, self.block_size), l]    # the embedding, finished blocks, this one
-        scores.append(F.linear(F.rms_norm(v, v.shape[-1:], eps=self.eps), self.query))              # (B, T, 2 L)
-        alpha = torch.stack([scores[s][..., l - 1] for s in sources], dim=-1).softmax(-1).type_as(v)    # (B, T, S)
-        return sum(a[..., None] * outputs[s] for a, s in zip(alpha.unbind(-1), sources))
+    def forward(self, v):
+        """The scores w_l . RN(v) of an output v (B, T, C) for all readers l at once: (B, T, number of queries)."""
+        return F.linear(F.rms_norm(v, v.shape[-1:], eps=self.eps), self.query)
+
+
+class Outputs:
+    """The sums b_0 .. b_l (B, T, C) so far, and the scores of each for all readers."""
+
+    def __init__(self, depth_attention):
+        self.depth_attention, self.b, self.scores = depth_attention, [], []
+
+    def append(self, v):
+        """v_l starts its block, or is added to what its block has summed so far."""
+        l = len(self.b)
+        self.b.append(self.b[-1] + v if l > 0 and (l - 1) % self.depth_attention.block_size else v)
+        self.scores.append(self.depth_attention(self.b[-1]))
+
+    def mean(self):
+        """h_l = sum_s alpha_{l,s} b_s, alpha_{l,.} = softmax_s( w_l . RN(b_s) ), s = 0, n, 2n, .. below l, and l."""
+        b, l = self.b, len(self.b) - 1
+        sources = [*range(0, l, self.depth_attention.block_size), l]       # the embedding, finished blocks, this one
+        alpha = torch.stack([self.scores[s][..., l - 1] for s in sources], dim=-1).softmax(-1).type_as(b[l])
+        return sum(a[..., None] * b[s] for a, s in zip(alpha.unbind(-1), sources))
 
 
 class Block(nn.Module):
@@ -174,10 +189,9 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(c.d_model, c.norm_eps)
         self.mlp = MLP(c.d_model, c.d_ff)
 
-    def forward(self, outputs, read, rope, cache=None):
-        """Appends the outputs of attention and MLP. read(), called once after each output: their weighted mean."""
-        outputs.append(self.attn(self.attn_norm(read()), rope, cache))
-        outputs.append(self.mlp(self.mlp_norm(read())))
+    def forward(self, outputs, rope, cache=None):
+        outputs.append(self.attn(self.attn_norm(outputs.mean()), rope, cache))
+        outputs.append(self.mlp(self.mlp_norm(outputs.mean())))
 
 
 class Model(nn.Module):
@@ -222,11 +236,11 @@ class Model(nn.Module):
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
-        outputs, scores = [x], []
-        read = lambda: self.depth_attention(outputs, scores)
+        outputs = Outputs(self.depth_attention)
+        outputs.append(x)
         for block in self.blocks:
-            block(outputs, read, rope, cache)
-        return self.output(read(), targets, cache)
+            block(outputs, rope, cache)
+        return self.output(outputs.mean(), targets, cache)
 
     def rope(self, T, cache):
         """cos, sin (T, 1, D/2) of the next T positions."""
@@ -248,7 +262,7 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss                # detached: only the loss sends a gradient to the logits
+        return logits.detach(), loss                # detached: else a compiled backward adds zeros as large as they are
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, n_vocab=None):

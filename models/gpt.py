@@ -4,7 +4,7 @@ A decoder like Llama's, also called Transformer++ (pre-norm, rotary positions, S
 tokens, idx (B, T). norm is RMSNorm; for q and k, over each head:
     x  = embed[idx]
     x <- x + wo( softmax(rope(norm(q)) rope(norm(k))^T / sqrt(d_head) + causal) v ),   q, k, v = wq, wk, wv( norm(x) )
-    x <- x + w_down( silu(w_gate(b)) * w_up(b) ),                                        b = norm(x)
+    x <- x + w_down( silu(w_gate(norm(x))) * w_up(norm(x)) )
     logits = head( norm(x) )
 With gate="elementwise" or "headwise" it is Gated Attention (arXiv:2505.06708, position G1):
     attention output <- attention output * sigmoid(gate(norm(x))),   before wo
@@ -217,7 +217,7 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss                # detached: only the loss sends a gradient to the logits
+        return logits.detach(), loss                # detached: else a compiled backward adds zeros as large as they are
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, n_vocab=None):

@@ -186,7 +186,7 @@ class HyperConnection(nn.Module):
         """X_i <- sum_s H_res[i, s] X_s + H_post[i] sublayer( sum_s H_pre[s] X_s )"""
         H_pre, H_post, H_res = self.maps(X)
         y = sublayer(mix(H_pre, X).type_as(X[0]))                                   # (B, T, C)
-        change = H_res - torch.eye(len(X), device=y.device)         # H_res X = X + change X: 4% fewer bytes per step
+        change = H_res - torch.eye(len(X), device=y.device)     # H_res X = X + change X: saves 4% of a step on an H100
         return [x + (mix(h, X) + b[..., None] * y).type_as(x)
                 for x, h, b in zip(X, change.unbind(-2), H_post.unbind(-1))]
 
@@ -277,7 +277,7 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss                # detached: only the loss sends a gradient to the logits
+        return logits.detach(), loss                # detached: else a compiled backward adds zeros as large as they are
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, n_vocab=None):

@@ -4,7 +4,7 @@ It has a LayerNorm before each sublayer, learned absolute positions, and a GELU 
 Every norm and every linear map but the head has a bias. For tokens idx (B, T):
     x  = embed[idx] + pos_embed[0 .. T-1]
     x <- x + wo( softmax( q k^T / sqrt(d_head) + causal ) v ),   q, k, v = wq, wk, wv( norm(x) )
-    x <- x + w_down( gelu( w_up(b) ) ),                             b = norm(x)
+    x <- x + w_down( gelu( w_up( norm(x) ) ) )
     logits = head( norm(x) )
 Weights start as N(0, 0.02), those of wo and w_down as N(0, 0.02 / sqrt(2 L)), and biases at zero.
 GPT-2 is tie_embeddings=True. The "Transformer" of MUDDFormer's scaling runs is untied.
@@ -187,7 +187,7 @@ class Model(nn.Module):
         loss = F.cross_entropy(scores, targets.flatten(), ignore_index=-1)
         if self.training and self.config.z_loss:
             loss = loss + self.config.z_loss * scores.logsumexp(-1).square().mean()
-        return logits.detach(), loss                # detached: only the loss sends a gradient to the logits
+        return logits.detach(), loss                # detached: else a compiled backward adds zeros as large as they are
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, n_vocab=None):
