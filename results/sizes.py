@@ -61,18 +61,11 @@ def main():
     head = ["model", "parent", "lines changed", "lines", "parameters", "more parameters", "more FLOPs"]
     readme = HERE.parent / "README.md"
     text = readme.read_text()
-    ours = [name for name in models.names() if f"\n| `{name}` |" in text]
+    ours = dict.fromkeys(re.findall(r"\[`(\w+)`\]\(models/", text))
     (HERE / "sizes.md").write_text(f"{TEXT}{markdown(head, [row(name) for name in ours])}\n")
-    lines, gate = text.splitlines(), {"gate": "elementwise"}
-    for i, line in enumerate(lines):                # | `name` | paper | idea | lines | parameters | ... or without them
-        cells = line.split("|")
-        if name := re.fullmatch(r" `(\w+)( --gate elementwise)?` ", "".join(cells[1:2])):
-            cells[4] = f" {changed(name[1])} "
-            if len(cells) > 6:
-                n, n0 = (sizes(*each)[0] for each in ((name[1], gate if name[2] else {}), ("gpt", {})))
-                cells[5] = f" {n / n0 - 1:+.1%} "
-            lines[i] = "|".join(cells)
-    readme.write_text("\n".join(lines) + "\n")
+    for name in ours:                               # | [`name`](file) | idea | what a layer reads | lines | ...
+        text = re.sub(rf"^(\| \[`{name}`\](?:[^|]*\|){{3}})[^|]*\|", rf"\1 {changed(name)} |", text, flags=re.M)
+    readme.write_text(text)
 
 
 if __name__ == "__main__":

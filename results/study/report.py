@@ -193,13 +193,13 @@ def leads_picture(at):
 
 def front(text, at, speed):
     """The repository's README with these numbers in its table: the lead at the end of the usual() length, on targets
-    that are not copyable, and the time of a step.
+    that are not copyable, the time of a step and the parameters.
     """
-    losses = others(at[usual(at)])
+    losses, base = others(at[usual(at)]), parameters("gpt")
     for row, system in FRONT.items():
         time = f"{1 / speed[system]:.2f}" if system in speed else ""
-        cells = f"| {gap(losses, system)[0]} | {time} |"
-        text = re.sub(rf"^(\| `{row}` \|.*?)\|[^|\n]*\|[^|\n]*\|$", lambda row: row[1] + cells, text, flags=re.M)
+        cells = f"| {difference(losses, system, 'gpt')[0]:.2f} | {time} | {parameters(system) / base - 1:+.1%} |"
+        text = re.sub(rf"^(\| \[?`{row}`.*?)(?:\|[^|\n]*){{3}}\|$", lambda row: row[1] + cells, text, flags=re.M)
     return text
 
 
