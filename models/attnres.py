@@ -9,10 +9,10 @@ w_l (C,) is learned, row l - 1 of `query`; RN is an RMSNorm without gain. There 
 the softmax of one score is 1. No w_l depends on the input, so one product scores an output for all readers at once.
 
 Changed from gpt.py: Config, Block.forward, Model.__init__, Model.init_weights, Model.forward
-Equal to gpt.py when: all queries are zero, as they are at the start. All weights are then equal: h_l is the residual
-    sum divided by l + 1, and every reader's norm removes that factor (up to norm_eps).
+Equal to gpt.py at initialisation: all queries are zero, so all weights are equal. h_l is then the residual sum divided
+    by l + 1, and every reader's norm removes that factor (up to norm_eps).
 Optimizer: the queries go to AdamW at mix_lr, train.py's rate for mixing parameters, without weight decay.
-Other default than gpt.py's: norm_eps. At the start (zero_init) all v_s but the embedding are zero, so h_l is the
+Other default than gpt.py's: norm_eps. At initialisation (zero_init) all v_s but the embedding are zero, so h_l is the
     embedding (std 0.02) divided by l + 1: its mean square is 6e-7 at l = 24, and an eps of 1e-6 would shrink it.
 """
 import math

@@ -10,7 +10,7 @@ The authors find that about 8 blocks keep most of the gain of attnres.py.
 
 Changed from attnres.py: Config, Config.__post_init__, DepthAttention.__init__, Outputs, Outputs.__init__,
     Outputs.append, Outputs.mean
-Equal to gpt.py when: all queries are zero, as they are at the start, up to norm_eps.
+Equal to gpt.py at initialisation, up to norm_eps: all queries are zero.
 Optimizer: the queries go to AdamW at train.py's mix_lr, without weight decay.
 Other default than gpt.py's: norm_eps, as in attnres.py.
 """

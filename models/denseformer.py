@@ -9,10 +9,10 @@ The sums run over the outputs X_j, never over the averages Y_j. The head reads Y
 Options, which the paper writes as dilation x period:
     dilation    each sum reads every dilation-th output, back from the newest
     period      a sum follows every period-th block
-    1x1, the default, is the full form. For speed the paper recommends 4x5
+    1x1, the default, is the full form. For speed the paper recommends 4x5.
 
 Changed from gpt.py: Config, Config.__post_init__, Model.__init__, Model.init_weights, Model.forward
-Equal to gpt.py when: alpha_{ij} = 1 for j = i and 0 for j < i, as at the start.
+Equal to gpt.py at initialisation: alpha_{ij} = 1 for j = i and 0 for j < i.
 Optimizer: alpha goes to AdamW at train.py's mix_lr, without weight decay. The authors' script decays it, which pulls
     even the weight of X_i from 1 towards 0.
 """

@@ -13,7 +13,7 @@ eight lambdas of a layer, two for each S, are learned and start at 0.5.
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.__init__, Attention.forward, Block.forward, Model,
     Model.__init__, Model.init_weights, Model.forward
-Equal to gpt.py when: gpt.py has gate="elementwise"; lambda_anchor = 0 and lambda_self = 1.
+Equal to gpt.py when: lambda_anchor = 0 and lambda_self = 1, and gpt.py has gate="elementwise".
 Optimizer: W_anc goes to Muon, as in the authors' code; the lambdas go to AdamW at train.py's mix_lr.
 Paper and code (github.com/jon123boss/ExoFormer): the code has one matrix for Q, K, V and G of a layer, which Muon
 orthogonalises as a whole; here they are four. In the code a token does not attend to other documents in its window.

@@ -9,7 +9,7 @@ W_2 and b start at zero, so every gamma starts at 1/2. The lambdas start at 1, s
 The options `granularity` and `norms` are those of exoformer.py.
 
 Changed from exoformer.py: MixedLinear, MixedLinear.forward, Attention.__init__, Attention.forward, Model.init_weights
-Equal to gpt.py when: gpt.py has gate="elementwise"; lambda_anchor = 0, lambda_self = 2 and every gamma = 1/2.
+Equal to gpt.py when: lambda_anchor = 0, lambda_self = 2 and every gamma = 1/2, and gpt.py has gate="elementwise".
 Optimizer: W_anc, W_1 and W_2 go to Muon, as in the authors' code; b goes to AdamW at adamw_lr, the lambdas at mix_lr.
 Paper and code (github.com/jon123boss/ExoFormer): the code sets W_2 to zero, but a later init overwrites it
 with N(0, 0.02). Here it is zero, as in the paper.

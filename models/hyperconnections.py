@@ -7,12 +7,12 @@ output. The head reads the sum of the streams. In sublayer k = 0 .. 2L-1:
 Each token has its own maps H. Stream s alone determines maps[s] = (H_pre[s], H_post[s], H_res[:, s]):
     maps[s]  =  static[s] + scale * tanh( LN(X_s) W )           LN: LayerNorm without gain and bias
 In the paper H_pre is A_m, H_post is B, and H_res is A_r^T. One scale is for H_pre and H_res, the other for H_post.
-At the start W = 0. H_pre reads stream k mod n alone, H_post is all ones, and H_res is the identity. If every H_pre were
-the same, all streams would get the same gradients and stay equal for ever.
+At initialisation W = 0, H_pre reads stream k mod n alone, H_post is all ones, and H_res is the identity. If every
+H_pre were the same, all streams would get the same gradients and stay equal for ever.
 dynamic=False leaves out the second term: the paper's static form.
 
 Changed from gpt.py: Config, Config.__post_init__, Block.__init__, Block.forward, Model.init_weights, Model.forward
-Equal to gpt.py when: untrained. Each stream is then gpt.py's x. The head reads n x, and its norm removes the n.
+Equal to gpt.py at initialisation: each stream is gpt.py's x. The head reads n x, and its norm removes the n.
 Optimizer: static, W and scale go to AdamW at train.py's mix_lr, without weight decay.
 Paper and code:
     - LN has a gain and a bias in the paper's pseudocode, but not in its parameter counts. Ours has none.

@@ -4,11 +4,11 @@ In hyperconnections.py nothing bounds the product of the maps H_res over depth. 
 sum to one, as do those of any product of them. A token's maps are made from all of its streams:
     z  =  alpha * ( RN(X_1 .. X_n) phi ) + bias                 RN: RMSNorm over all n C numbers, without gain
     H_pre = sigmoid(z_pre),   H_post = 2 sigmoid(z_post),   H_res = sinkhorn(z_res)
-At the start phi = 0. H_pre prefers stream k mod n, H_post is 1, and H_res is close to the identity (docs/notes.md).
+At initialisation phi = 0, H_pre prefers stream k mod n, H_post is 1, and H_res is nearly the identity (docs/notes.md).
 
 Changed from hyperconnections.py: Config, Config.__post_init__, HyperConnection.__init__, HyperConnection.maps,
     Model, Model.init_weights
-Equal to gpt.py when: untrained. Each stream is then gpt.py's x. A reader gets a multiple of x, which its norm undoes.
+Equal to gpt.py at initialisation: each stream is gpt.py's x. A reader gets a multiple of x, which its norm undoes.
 Optimizer: phi, alpha and bias go to AdamW at train.py's mix_lr, without weight decay.
 """
 import math

@@ -8,7 +8,7 @@ X_0 is the embedding, X_j the output of block j. After block i = 1 .. L, for blo
     x       = X^r + attn( q_in_norm(X^q), k_in_norm(X^k), v_in_norm(X^v) )
     X_{i+1} = x + mlp( mlp_norm(x) )
 In block 1 all four are X_0. The head reads one more mixture, X^r of X_0 .. X_L. MLPs grow with depth, from 0.5 to
-1.5 d_ff (Eq. 9). At the start w2 is zero and a picks X_i: the model starts as gpt.py, but for the MLP widths.
+1.5 d_ff (Eq. 9). At initialisation w2 is zero and a picks X_i: the model equals gpt.py but for the MLP widths.
 pre_post_norm (section 2.5, for deep models): X^c = X_i + post_norms_c( sum_j A_i[c, j] pre_norms_j(X_j) ), where a_i
 starts at 0 and the gains of post_norms at 1e-3.
 

@@ -8,7 +8,7 @@ later layers read; exoformer.py separates them. G, norm_S, the lambdas, `granula
 
 Changed from exoformer.py: Config.__post_init__, MixedLinear.__init__, MixedLinear.forward, Attention.__init__,
     Attention.forward, Block.forward, Model, Model.__init__, Model.init_weights, Model.forward
-Equal to gpt.py when: gpt.py has gate="elementwise"; lambda_anchor = 0 and lambda_self = 1.
+Equal to gpt.py when: lambda_anchor = 0 and lambda_self = 1, and gpt.py has gate="elementwise".
 Optimizer: the lambdas go to AdamW at train.py's mix_lr.
 Paper and code (github.com/jon123boss/ExoFormer): the code takes Q and K anchors after the first layer's QK norm. Here,
 as in the paper, every anchor is the plain projection with a norm of its own.

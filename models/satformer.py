@@ -10,7 +10,7 @@ Options:
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.__init__, Attention.forward, Block.forward,
     Model.init_weights, Model.forward
-Equal to gpt.py when: W_alpha = 0 and act is relu, tanh or identity. (There relu has no gradient and cannot train.)
+Equal to gpt.py when: W_alpha = 0 and act is relu, tanh or identity. (relu has no gradient there and cannot train.)
 Optimizer: W_alpha is a matrix of the blocks, so Muon trains it. Nothing is trained at train.py's mix_lr.
 """
 import math

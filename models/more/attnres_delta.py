@@ -8,7 +8,7 @@ The head reads only the sum. With w_l and RN as in attnres.py, for the sublayers
 Sublayer 0 reads 2 v_0 (v_0 in the official code); its norm makes both the same.
 
 Changed from attnres.py: DepthAttention.__init__, Block.forward, Model.forward
-Equal to gpt.py when: all queries are zero, as they are at the start, up to norm_eps.
+Equal to gpt.py at initialisation, up to norm_eps: all queries are zero.
 Optimizer: the queries go to AdamW at train.py's mix_lr, without weight decay.
 Other default than gpt.py's: norm_eps, as in attnres.py.
 """

@@ -7,7 +7,7 @@ v_l, w_l and RN are those of attnres.py; RN is over all C channels. No parameter
 The paper finds 4 and 8 heads about equally good, 1 and 16 worse, and uses 8.
 
 Changed from attnres.py: Config, Config.__post_init__, DepthAttention.__init__, DepthAttention.forward, Outputs.mean
-Equal to gpt.py when: all queries are zero, as they are at the start, up to norm_eps.
+Equal to gpt.py at initialisation, up to norm_eps: all queries are zero.
 Optimizer: the queries go to AdamW at train.py's mix_lr, without weight decay.
 Other default than gpt.py's: norm_eps, as in attnres.py.
 Paper and code: the pseudo-code can be read as an RN per slice; the paper's equation and code have one RN over all C.

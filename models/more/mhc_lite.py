@@ -3,13 +3,13 @@
 Every doubly stochastic matrix is a weighted mean of permutation matrices (Birkhoff and von Neumann). So mHC-lite makes
 H_res from weights of all n! permutations P_p of the streams. It is doubly stochastic exactly, without a loop:
     H_res  =  sum_p softmax(z_res)_p P_p                        z_res: n! numbers per token instead of n^2
-All else is as in mhc.py. At the start most of the weight is on the identity.
+All else is as in mhc.py. At initialisation most of the weight is on the identity.
 
 Changed from mhc.py: Config, Config.__post_init__, sinkhorn, HyperConnection.__init__, HyperConnection.maps,
     Model.init_weights
-Equal to gpt.py when: untrained. Each stream is then gpt.py's x. A reader gets a multiple of x, which its norm undoes.
+Equal to gpt.py at initialisation: each stream is gpt.py's x. A reader gets a multiple of x, which its norm undoes.
 Optimizer: phi, alpha and bias go to AdamW at train.py's mix_lr, without weight decay.
-Paper and code (github.com/FFTYYY/mhc-lite): the code's H_post prefers stream k mod n at the start. Ours is 1 for all.
+Paper and code (github.com/FFTYYY/mhc-lite): the code's H_post initially prefers stream k mod n. Ours is 1 for all.
 """
 import math
 from dataclasses import dataclass

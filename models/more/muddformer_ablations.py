@@ -14,7 +14,7 @@ the next are X^c = sum_j A_i[c, j] X_j for the streams c = q, k, v, r, where A_i
 
 Changed from muddformer.py: Config, Config.__post_init__, DepthAggregate.__init__, DepthAggregate.forward,
     Block.__init__, Model.__init__, Model.init_weights, Model.forward
-Equal to gpt.py when: ffn_realloc=False, at the start: w2 = 0 and a_i = 1 for X_i, else 0.
+Equal to gpt.py at initialisation, with ffn_realloc=False: w2 = 0, and a_i is 1 for X_i and 0 for the others.
 Optimizer: w1, w2 and a go to AdamW at train.py's mix_lr; Muon trains the matrices of the blocks alone.
 """
 import math

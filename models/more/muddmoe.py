@@ -12,7 +12,7 @@ muddformer.py adds the same connections to gpt.py.
 
 Changed from kern.py: Config, Attention.forward, Block.__init__, Block.forward, Model.__init__, Model.init_weights,
     Model.forward
-Equal to kern.py when: w2 = 0 and a picks X_i, as at the start.
+Equal to kern.py at initialisation: w2 = 0, and a picks X_i.
 Optimizer: w1, w2, a and the router's W go to AdamW at train.py's mix_lr; Muon trains each expert's matrices separately.
 Paper and code: this model's code is not public. The paper has d_model 1,024 and 16 experts of width 1,408, of which a
     token takes 2: the defaults with d_ff=2816. It drops the tokens of full experts; here no token is dropped.

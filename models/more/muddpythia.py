@@ -7,7 +7,7 @@ X_0 is the embedding, X_j the output of block j. After block i = 1 .. L:
     X^c     = sum_{j=0..i} A_i[c, j] X_j            for the streams c = q, k, v, r
     X_{i+1} = X^r + attn( q_in_norm(X^q), k_in_norm(X^k), v_in_norm(X^v) ) + mlp( mlp_norm(X^r) )
 In block 1 all four are X_0. The head reads one more mixture, X^r of X_0 .. X_L. MLPs grow with depth, from 0.5 to
-1.5 d_ff. At the start w2 is zero and a picks X_i, as in pythia.py. muddformer.py adds the same connections to gpt.py.
+1.5 d_ff. At initialisation w2 is zero and a picks X_i, as in pythia.py. muddformer.py adds these connections to gpt.py.
 
 Changed from pythia.py: Config.__post_init__, Attention.forward, Block.__init__, Block.forward, Model.__init__,
     Model.init_weights, Model.forward
