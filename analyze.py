@@ -49,7 +49,7 @@ def compare(args):
                 if curves.validated_on(run) != tokens]
     found = [run for run in found if curves.validated_on(run) == tokens]
     skipped += curves.same_tokens(found)
-    systems, left = curves.usable(curves.systems(found, args.ignore))
+    systems, left = curves.usable(curves.systems([run for run in found if run["val"]], args.ignore))
     for message in skipped + left:
         note(f"left out: {message}")
     baseline = args.baseline or curves.find_baseline(systems)
@@ -60,12 +60,11 @@ def compare(args):
         if differ := curves.otherwise(systems, name, baseline, args.ignore):
             note(f"{name} and {baseline} differ in more than the idea: {differ}")
         own, other = ({run["seed"] for run in group} for group in (some, base))
-        if own - other or other - own:
-            note(f"{name} has seeds {sorted(own)}, {baseline} {sorted(other)}: a seed counts in their difference as far "
-                 "as other systems have it")
+        if own != other:
+            note(f"{name} has seeds {sorted(own)}, {baseline} {sorted(other)}: a seed that one lacks counts as far as "
+                 "other systems have it")
         if why := curves.other_batches(some, base):
-            note(f"{name} and {baseline} were trained on other batches ({why}): the picture has only the differences of "
-                 "their validations")
+            note(f"{name} and {baseline} saw other batches ({why}): the picture has their validations alone")
     args.out.mkdir(parents=True, exist_ok=True)
     rows = curves.summarise(systems, baseline)
     table = curves.table(rows, baseline)

@@ -59,13 +59,12 @@ def same_tokens(runs):
     usual = mode(row["eval_tokens"] for run in runs for row in run["val"])
     final, messages = mode([run["val"][-1]["eval_tokens"] for run in runs if run["done"]] or [usual]), []
     for run in runs:
-        last, gone = run["val"][-1] if run["done"] else None, []
-        for row in run["val"][:]:
-            if row["eval_tokens"] != (final if row is last else usual) and row["eval_tokens"] != usual:
-                run["val"].remove(row), gone.append(f"{row['eval_tokens']:,} at step {row['step']}")
-        if gone:
+        last = run["val"][-1] if run["done"] else None
+        kept = [row for row in run["val"] if row["eval_tokens"] == usual or row is last and row["eval_tokens"] == final]
+        if gone := [f"{row['eval_tokens']:,} at step {row['step']}" for row in run["val"] if row not in kept]:
             messages.append(f"{run['run']}: its losses on other tokens than most ({usual:,}, at the end {final:,}): "
                             + ", ".join(gone))
+        run["val"] = kept
     return messages
 
 
@@ -187,24 +186,9 @@ def along(some, base, window):
 # ------------------------------------------------------------------------------------------------------------ intervals
 
 
-def design(losses):
-    """(X, y) for {system: {seed: loss}}: one row per run. X has a 1 for its system and a 1 for its seed, y its loss."""
-    rows = [(system, seed, loss) for system, at in losses.items() for seed, loss in at.items()]
-    seeds = sorted({seed for _, seed, _ in rows})
-    X = [[system == name for name in losses] + [seed == s for s in seeds] for system, seed, _ in rows]
-    return np.array(X, dtype=float), np.array([loss for *_, loss in rows])
-
-
-def noise(losses):
-    """(standard deviation of one run, degrees of freedom)."""
-    X, y = design(losses)
-    rest, left = y - X @ np.linalg.lstsq(X, y, rcond=None)[0], int(len(y) - np.linalg.matrix_rank(X))
-    return (math.sqrt(rest @ rest / left) if left else None), left
-
-
 def difference(losses, a, b):
-    """(a - b, half-width of its 95% interval); a and b: systems, or tuples of as many, which are added up. The
-    half-width is None if no run is left to tell the noise, both are if no seeds connect the systems.
+    """(a - b, half-width of its 95% interval); a and b: systems of {system: {seed: loss}}, or tuples of them, which are
+    added up. The half-width is None if no run is left to tell the noise, both are if no seeds connect the systems.
 
     If all systems have the same seeds, a - b is the mean difference over the seeds. Seeds that only some systems have
     count as far as they say something about a and b.
@@ -212,15 +196,16 @@ def difference(losses, a, b):
     plus, minus = ((x,) if isinstance(x, str) else x for x in (a, b))
     if not {*plus, *minus} <= losses.keys():
         return None, None
-    X, y = design(losses)
-    wanted = np.zeros(X.shape[1])
-    for i, name in enumerate(losses):
-        wanted[i] = plus.count(name) - minus.count(name)
-    weights = wanted @ np.linalg.pinv(X)                        # of each run in the difference
+    rows = [(system, seed, loss) for system, at in losses.items() for seed, loss in at.items()]
+    seeds, y = sorted({seed for _, seed, _ in rows}), np.array([loss for *_, loss in rows])
+    X = np.array([[system == name for name in losses] + [seed == s for s in seeds] for system, seed, _ in rows], float)
+    wanted, inverse = [plus.count(name) - minus.count(name) for name in losses] + [0] * len(seeds), np.linalg.pinv(X)
+    weights = wanted @ inverse                                              # of each run in the difference
     if not np.allclose(weights @ X, wanted):
         return None, None
-    sd, left = noise(losses)
-    return float(weights @ y), None if sd is None else t95(left) * sd * math.sqrt(weights @ weights)
+    rest, left = y - X @ (inverse @ y), len(y) - np.linalg.matrix_rank(X)
+    half = t95(left) * math.sqrt(rest @ rest / left) * math.sqrt(weights @ weights) if left else None
+    return float(weights @ y), half
 
 
 def deviation(values):
@@ -236,6 +221,12 @@ def t95(degrees):
 # --------------------------------------------------------------------------------------------------------------- tables
 
 
+def compiled(config):
+    """Whether a run was "eager" or "compiled": without --compile it is on a GPU."""
+    on = config["options"].get("compile")
+    return "compiled" if (config.get("gpu") if on is None else on) else "eager"
+
+
 def summarise(groups, baseline):
     """{name: row of the table} for systems(), the baseline first, at the last validation that all seeds have."""
     rows, end = {}, curve(groups[baseline])[-1]
@@ -246,13 +237,12 @@ def summarise(groups, baseline):
         gap, half = difference(last, name, baseline) if tokens == end[0] else (None, None)
         peaks = [max(row.get("peak_bytes", 0) for row in run["val"]) for run in some]
         speeds = [median(row["tok_s"] for row in run["train"]) for run in some]
-        chosen = [(run["config"]["options"].get("compile"), run["config"].get("gpu")) for run in some if "config" in run]
         rows[name] = {
             "runs": [run["run"] for run in some], "seeds": [run["seed"] for run in some], "tokens": tokens,
             "loss": loss, "loss_sd": deviation([row["loss"] for run in some for row in run["val"]
                                                 if row["tokens"] == tokens]),
             "difference": gap, "difference_95": half, "tok_s": mean(speeds), "tok_s_sd": deviation(speeds),
-            "mode": ", ".join(sorted({"compiled" if (bool(gpu) if on is None else on) else "eager" for on, gpu in chosen})),
+            "mode": ", ".join(sorted({compiled(run["config"]) for run in some if "config" in run})),
             "peak_bytes": mean(peaks) if min(peaks) else None, "curve": points}
     return rows
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from nanodepth.curves import along, difference, losses
 
-SEEDS = 0.01                            # of results/tiny-cpu
+SEEDS = 0.01                            # standard deviation of a final difference over the seeds in results/tiny-cpu
 MOST = 8                                # systems besides the baseline in a picture of curves
 COLORS = ("#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9",          # Okabe and Ito's
           "#8C564B", "#8A8A8A")                                                                 # brown and grey
@@ -20,7 +20,8 @@ LAYERS = {                                                                      
     "token_similarity": ("similarity of tokens", "mean cosine"),
     "adjacent": ("similarity to the previous layer's input", "mean cosine"),
     "lens": ("logit lens", "loss, nats per token")}
-STREAMS = {"q": "queries", "k": "keys", "v": "values", "g": "gates"}
+NAMES = {"q": "queries", "k": "keys", "v": "values", "g": "gates"}
+STREAMS = {"q": ":", "k": "-.", "v": "--"}                                          # their lines; all others are solid
 
 
 # -------------------------------------------------------------------------------------------------------- parts of them
@@ -66,67 +67,57 @@ def over_layers(ax, title, xlabel, ylabel):
 
 
 def draw_curves(rows, groups, baseline):
-    """Left the losses, right the differences to the baseline at equal tokens: of the training losses where both see the
-    same batches, and of validations. rows: from curves.summarise(groups, baseline).
-    """
+    """Left the losses, right the differences to the baseline at equal tokens. rows: from curves.summarise()."""
     best = sorted((r["loss"] if math.isfinite(r["loss"]) else math.inf, name) for name, r in rows.items())
     shown = [baseline, *[name for _, name in best if name != baseline][:MOST]]
-    n = min(2, len(shown))
-    fig, (axes,) = figure(1, n, (5.5 * n, 4.4))
+    fig, (axes,) = figure(1, min(2, len(shown)), (5.5 * min(2, len(shown)), 4.4))
     window = max(2, min(len(run["train"]) for name in shown for run in groups[name]) // 16)
-    ends = [[], []]                                                         # of each panel: (name, colour, x, y)
+    ends, halves, lines = ([], []), [], []                      # ends: of lines, for label_ends()
     for name, (color, dash) in zip(shown, styles()):
-        points = [(x / 1e6, y, scored) for x, y, scored in rows[name]["curve"]]
-        for scored in dict.fromkeys(scored for *_, scored in points):       # the last validation may have more tokens
-            x, y = zip(*(point[:2] for point in points if point[2] == scored))
+        points = np.array([(x / 1e6, y, scored) for x, y, scored in rows[name]["curve"]])
+        for scored in dict.fromkeys(points[:, 2]):                          # the last may have more validation tokens
+            x, y, _ = points[points[:, 2] == scored].T
             axes[0].plot(x, y, dash, color=color, label=name, marker="o" if len(x) == 1 else "", ms=4)
-        ends[0].append((name, color, *points[-1][:2]))
-        line = along(groups[name], groups[baseline], window) if name != baseline else []
-        if line:
+        ends[0].append((name, color, *points[-1, :2]))
+        if name == baseline:
+            continue
+        if line := along(groups[name], groups[baseline], window):
             x, y, error = np.array(line).T
             axes[1].plot(x / 1e6, y, dash, lw=1, color=color)
             axes[1].fill_between(x / 1e6, y - error, y + error, color=color, alpha=0.25, lw=0)
-        found = [(x / 1e6, *difference(losses(groups, x, scored), name, baseline))
-                 for x, _, scored in rows[name]["curve"][1:]] if name != baseline else []
-        if found := [(x, y, half or 0) for x, y, half in found if y is not None]:
-            x, y, half = zip(*found)
+        gaps = [(x / 1e6, *difference(losses(groups, x, scored), name, baseline))
+                for x, _, scored in rows[name]["curve"] if x]
+        if gaps := [(x, y, half or 0) for x, y, half in gaps if y is not None]:
+            x, y, half = zip(*gaps)
             axes[1].errorbar(x, y, half, fmt="o" if line else f"o{dash}", ms=4, color=color, elinewidth=0.8, label=name)
             ends[1].append((f"{name} {y[-1]:+.3f}", color, x[-1], y[-1]))
+            halves, lines = halves + [*half], lines + line
     for ax, some, title in zip(axes, ends, ("validation loss, nats per token", f"loss minus {baseline}'s, nats")):
         ax.set(xlabel="training tokens (millions)")
         ax.set_title(title, fontsize=10, loc="left")
         ax.spines[["top", "right"]].set_visible(False)
-        label_ends(ax, some)
-    if n > 1:
-        axes[1].axhline(0, color="black", lw=0.8)
-    fig.supxlabel(legend(rows, shown, window), x=0.01, ha="left", fontsize=8.5)
+        label_ends(ax, some, [0.0] if ax is not axes[0] else [])
+        ax.axhline(0, color="black", lw=0.8)
+    text = f"The {len(shown) - 1} lowest of {len(rows) - 1} losses. " if len(rows) > len(shown) else ""
+    text += "Points on the right: validations. " if len(shown) > 1 else ""
+    text += f"Lines, bands: training losses on the same batches, mean of {window} steps ± its error." if lines else ""
+    text += "\nBars: 95% intervals." if any(halves) else (
+        f"\nOne seed, so no interval: between seeds a final difference varies by {SEEDS} nats (standard deviation in "
+        "the default run), which the bands do not show.") if len(shown) > 1 else ""
+    fig.supxlabel(text, x=0.01, ha="left", fontsize=8.5)
     return fig
 
 
-def legend(rows, shown, window):
-    """What the lines, bands and points of draw_curves() are."""
-    text, seeds = f"The {len(shown) - 1} lowest of {len(rows) - 1} losses. " if len(rows) > len(shown) else "", [
-        len(rows[name]["seeds"]) for name in shown]
-    if len(shown) == 1:
-        return text + "Points: the last validation, on more tokens."
-    text += (f"Points: validations (the last on more tokens). Line and band on the right: training loss on the same "
-             f"batches, mean over {window} steps, and its standard error.\n")
-    if max(seeds) > 1:
-        return text + f"Means of {min(seeds)} to {max(seeds)} seeds; bars: 95% intervals."
-    return text + ("One seed: the band is not the noise between seeds. In the default run a final difference varies by "
-                   f"{SEEDS} nats (standard deviation) between seeds.")
-
-
-def label_ends(ax, ends):
-    """Fits the y-axis and writes names beside the ends of the lines: (name, colour, (tokens, y)). The axis has the last
-    three quarters of the curves, without those that are far from the others.
+def label_ends(ax, ends, also):
+    """Fits the y-axis to the last three quarters of the curves, except those far from the others, and to `also`; then
+    writes the names beside the ends of the lines.
     """
     lines = [xy[np.isfinite(xy).all(1)] for xy in (np.array(line.get_xydata()) for line in ax.get_lines())]
     late = [xy[(xy[:, 0] >= xy[-1, 0] / 4) | (len(xy) < 4), 1] for xy in lines if len(xy)]
     if late:
         centre = median(ys[-1] for ys in late)
         far = [abs(ys - centre).max() for ys in late]
-        kept = np.concatenate([ys for ys, d in zip(late, far) if d <= 4 * median(far)])
+        kept = np.concatenate([also, *(ys for ys, d in zip(late, far) if d <= 4 * median(far))])
         margin = 0.08 * np.ptp(kept) + 1e-3
         ax.set_ylim(kept.min() - margin, kept.max() + margin)
     low, high = ax.get_ylim()
@@ -152,9 +143,10 @@ def draw_layers(found):
     fig, axes = figure(2, 4, (17, 7))
     for ax, (key, (title, unit)) in zip(axes.flat, LAYERS.items()):
         for numbers, (color, dash) in zip(found.values(), styles()):
-            if key == "adjacent":
-                draw_streams(ax, numbers[key], color)
-            elif numbers[key]:
+            for stream, y in numbers[key].items() if key == "adjacent" else ():
+                ax.plot(range(2, len(y) + 2), y, STREAMS.get(stream, "-"), color=color, lw=1.3, marker=".", ms=4)
+                ax.annotate(stream.strip("x"), (len(y) + 1, y[-1]), (3, -3), textcoords="offset points", fontsize=8)
+            if key != "adjacent" and numbers[key]:
                 y = numbers[key]
                 if isinstance(y[0], list):                                          # one per head
                     y = list(map(max if key == "induction" else mean, y))
@@ -166,15 +158,6 @@ def draw_layers(found):
     axes.flat[-1].legend(handles=handles, loc="center", ncols=1 + len(found) // 20, fontsize=8, frameon=False)
     axes.flat[-1].axis("off")
     return fig
-
-
-def draw_streams(ax, adjacent, color):
-    """One line per stream of a model, all in the model's colour."""
-    for name, y in adjacent.items():
-        dash = {"q": ":", "k": "-.", "v": "--"}.get(name, "-")
-        ax.plot(range(2, len(y) + 2), y, dash, color=color, lw=1.3, marker=".", ms=4)
-        if name != "x":
-            ax.annotate(name, (len(y) + 1, y[-1]), xytext=(3, 0), textcoords="offset points", fontsize=8, va="center")
 
 
 def lower(matrix):
@@ -199,7 +182,7 @@ def draw_depth(found, columns=4, size=(3.4, 3.3)):
             panels.append((title, rows, "output of sublayer (0: embedding)", reader, (1, 0)))
         for name, A in numbers["values"].items():
             outside = len(A[0]) > len(A)
-            panels.append((f"{run}, {STREAMS[name]}", lower(A), "from layer (0: anchor)" if outside else "from layer",
+            panels.append((f"{run}, {NAMES[name]}", lower(A), "from layer (0: anchor)" if outside else "from layer",
                            "used in layer", (1, 0 if outside else 1)))
     if not panels:
         return None

@@ -7,7 +7,7 @@
 # LARGE (prose) and SMALL (wiki) name the texts of the 30M and the small study: folders of data/, or they are made from
 # the .txt.xz files and vocabularies in TEXTS. JOBS: runs at the same time. NANOGPT and FACTORY: clones of the peers.
 # A piece writes OUT_DIR/NAME.txt (runs/day-out) and at its end NAME.ok or NAME.failed, by which it is skipped later:
-# delete NAME.failed to try again. Runs (in RUNS, runs/day) are resumed. What the first days found is in docs/log.md.
+# delete NAME.failed to try again. Runs (in RUNS, runs/day) are resumed. What the first days found: results/bench/h100.md.
 set -u
 cd "$(dirname "$0")/../.."
 limit=${LIMIT:-100000} only=${1:-.} out=${OUT_DIR:-runs/day-out} runs=${RUNS:-runs/day} jobs=${JOBS:-6}

@@ -212,7 +212,7 @@ def tables(runs, speed):
     short = others(compare.ends(runs).get(1000, each))
     more = {"shapes": shapes_table(short), "sums": sums_table(short)}
     return {"README.md": {"leads": leads_table(at, speed), **{name: x for name, x in more.items() if "`" in x}},
-            "claims.md": {"claims": claims(columns)}}
+            "claims.md": {"claims": claims(columns, HERE / "papers.csv")}}
 
 
 def main():

@@ -30,7 +30,7 @@ def test_table_against_numbers_by_hand(tmp_path, capsys):
     rows = json.loads((tmp_path / "out" / "curves.json").read_text())
     assert list(rows) == [ROOT, "mine"]
     b, m = rows.values()
-    assert b["loss"] == pytest.approx(3.1) and b["loss_sd"] == pytest.approx(0.1) and b["difference"] == pytest.approx(0)
+    assert [b["loss"], b["loss_sd"], b["difference"]] == pytest.approx([3.1, 0.1, 0])
     assert m["loss"] == pytest.approx(2.9) and m["difference"] == pytest.approx(-0.2)           # gaps -0.2, -0.1, -0.3
     assert m["difference_95"] == pytest.approx(4.3027 * 0.1 / math.sqrt(3), rel=1e-4)
     assert b["tok_s"] == 1000 and m["tok_s"] == 500 and m["peak_bytes"] == 2 ** 31
@@ -97,6 +97,20 @@ def test_a_mixed_folder(tmp_path, capsys):
     with pytest.raises(ValueError, match=f"no system 'x' among the runs: .* '{ROOT} max_steps=400', 'more'"):
         analyze.main(["curves", *given, "--out", str(tmp_path / "new"), "--baseline", "x"])
     assert not (tmp_path / "new").exists()
+
+
+def test_runs_on_other_batches_or_validation_tokens_are_named(tmp_path, capsys):
+    base, mine = (write_run(tmp_path / name, [9, 5, 4], model=name, options={"batch_tokens": size, "compile": on})
+                  for name, size, on in ((ROOT, 50, True), ("mine", 60, None)))
+    short = write_run(tmp_path / "short", [9, 5, 4], model="short", eval_tokens=[7, 7, 7])
+    analyze.main(["curves", *map(str, (base, mine, short)), "--out", str(tmp_path / "o")])
+    out, said = capsys.readouterr()
+    assert "1,000 compiled |" in out and "1,000 eager |" in out and "short" not in out
+    assert said.splitlines() == [
+        f"analyze.py: left out: {short}: its losses on other tokens than most (1,000, at the end 1,000): "
+        "7 at step 0, 7 at step 100, 7 at step 200",
+        f"analyze.py: mine and {ROOT} differ in more than the idea: batch_tokens 60, 50",
+        f"analyze.py: mine and {ROOT} saw other batches (batch_tokens 60, 50): the picture has their validations alone"]
 
 
 @pytest.fixture(scope="module")

@@ -121,8 +121,7 @@ def test_noise_is_that_of_a_randomised_block_design():
     table = [list(at.values()) for at in THREE.values()]
     rest = [x - statistics.mean(row) - statistics.mean(column) + statistics.mean(sum(table, []))
             for row in table for x, column in zip(row, zip(*table))]
-    sd, degrees = curves.noise(THREE)
-    assert degrees == 4 and sd == pytest.approx(math.sqrt(sum(x * x for x in rest) / 4))
+    sd = math.sqrt(sum(x * x for x in rest) / 4)                            # of one run, with 4 degrees of freedom
     value, half = curves.difference(THREE, "one", "gpt")
     assert value == pytest.approx(-0.35 / 3) and half == pytest.approx(2.776 * sd * math.sqrt(2 / 3))
     losses = THREE | {"four": {7: 3.8}, "five": {8: 3.9}}                   # no run beside them, so no difference
@@ -136,13 +135,12 @@ def test_a_seed_of_two_systems_tells_something_of_the_third():
     two - gpt moves by half of what one - gpt moves, a sixth of the difference of its values; variance 1 - 1/4 + 1/6.
     """
     losses = {**THREE, "two": {0: 4.1, 1: 4.2}}
-    sd, degrees = curves.noise(losses)
-    assert degrees == 3
+    sd = curves.difference(losses, "one", "gpt")[1] / 3.182 / math.sqrt(2 / 3)
     for name, wanted, variance in (("one", (2 * -0.075 - 0.2) / 3, 2 / 3), ("two", 0 + (-0.2 - -0.075) / 6, 11 / 12)):
         value, half = curves.difference(losses, name, "gpt")
         assert value == pytest.approx(wanted) and half == pytest.approx(3.182 * sd * math.sqrt(variance), rel=1e-3)
     losses["three"] = {0: 3.8}                      # one run: its mean takes it, yet its difference has an interval
-    assert curves.noise(losses) == (pytest.approx(sd), 3)
+    assert curves.difference(losses, "one", "gpt")[1] == pytest.approx(3.182 * sd * math.sqrt(2 / 3))
     assert curves.difference(losses, "three", "gpt")[1] > 3.182 * sd
 
 

@@ -114,7 +114,7 @@ def test_curves(tmp_path):
     bars = [bar[:, 1].tolist() for bar in fig.axes[1].containers[0].lines[2][0].get_segments()]
     assert bars == [pytest.approx([y - half, y + half], rel=1e-3) for y, half in ((-0.9, 12.706 * 0.3),
                                                                                  (-1.2, 12.706 * 0.2))]
-    assert names == [[ROOT, "mine"], ["mine -1.200"]] and "2 seeds; bars: 95% intervals" in text
+    assert names == [[ROOT, "mine"], ["mine -1.200"]] and text.endswith("Bars: 95% intervals.")
     low, high = fig.axes[1].get_ylim()
     assert fig._repr_png_().startswith(b"\x89PNG") and low < -1.2                       # what a notebook shows
     assert f"varies by {pictures.SEEDS} nats" in drawn_curves(runs[1:3])[2]
@@ -125,15 +125,15 @@ def test_training_losses_are_drawn_where_the_batches_are_the_same(tmp_path):
     base, same, other = (write_run(tmp_path / name, [9, 5, 4, 3.5], model=name, options={"batch_tokens": size},
                                    eval_tokens=[7, 7, 7, 70]) for name, size in ((ROOT, 50), ("same", 50), ("x", 60)))
     log = same / "log.jsonl"
-    log.write_text(log.read_text().replace('"step": 2, "tokens": 20, "loss": 1.0', '"step": 2, "tokens": 20, "loss": 2'))
+    log.write_text(log.read_text().replace('"tokens": 20, "loss": 1.0', '"tokens": 20, "loss": 2.0'))
     runs = read(base, same, other)
     (losses, gaps), _, text, fig = drawn_curves(runs)
-    assert losses["x"].tolist() == [[3e-3, 3.5]] and gaps["x"].shape == gaps["same"].shape == (3, 2)
+    assert losses["x"] == pytest.approx(torch.tensor([[3e-3, 3.5]])) and gaps["x"].shape == gaps["same"].shape == (3, 2)
     line, = (x for x in fig.axes[1].get_lines() if x.get_xydata()[0][0] < 1e-3 and len(x.get_xydata()) > 2)
     wanted = [(15, 0.5), (25, 0.5), (35, 0), (45, 0)]                                   # means over two steps
     assert line.get_xydata() == pytest.approx(torch.tensor([(x / 1e6, y) for x, y in wanted]).numpy())
     band, = fig.axes[1].collections[:1]
-    assert len(band.get_paths()) == 1 and "mean over 2 steps" in text
+    assert len(band.get_paths()) == 1 and "mean of 2 steps" in text
     ys = [y for x, y in band.get_paths()[0].vertices if x == pytest.approx(15e-6)]
     assert (min(ys), max(ys)) == pytest.approx((0, 1))                                  # 0.5 +- sd 0.707 / sqrt(2)
 
@@ -167,7 +167,7 @@ def test_names_beside_lines_do_not_touch():
 
 def test_the_noise_between_seeds_is_measured():
     """SEEDS is the standard deviation of the last difference over the seeds that results/tiny-cpu has."""
-    compare = pytest.importorskip("compare")                            # a copy of the repository may be without results/
+    compare = pytest.importorskip("compare")                # a copy of the repository may be without results/
     at = {(run["system"], run["seed"]): run["loss"] for run in compare.table(
         RESULTS / "tiny-cpu" / "runs.csv")}
     other, = {name for name, seed in at if seed} - {ROOT}
