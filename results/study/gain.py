@@ -18,7 +18,7 @@ from nanodepth import pictures  # noqa: E402
 from nanodepth.curves import difference  # noqa: E402
 
 BASELINES = {"gpt": "gpt", "gpt-gated": "gpt + gate", "gpt-wide": "gpt, wider MLP", "gpt-wide-stream": "gpt, 8 x 160"}
-NAMES = {**BASELINES, "resformer-half": "resformer (half rates)"}
+NAMES = {**BASELINES, "resformer-half": "resformer (half lr)"}
 LEFT_OUT = "resformer", "depth_attention"               # at rates too high for it; no gain
 PLACES = {  # of a name: right of its point, unless it would lie on another
     "gpt-wide": (6, 3, "left"), "gpt-wide-stream": (-6, 0, "right"), "gpt-gated": (-6, 0, "right"),
