@@ -181,10 +181,13 @@ class Block(nn.Module):
         self.mlp = MLP(c.d_model, c.d_ff)
 
     def forward(self, x, outputs, rope, cache=None):
-        outputs.append(self.attn(self.attn_norm(x + outputs.mean()), rope, cache))
-        x = x + outputs.v[-1]
-        outputs.append(self.mlp(self.mlp_norm(x + outputs.mean())))
-        return x + outputs.v[-1]
+        y = self.attn(self.attn_norm(x + outputs.mean()), rope, cache)
+        x = x + y
+        outputs.append(y)
+        y = self.mlp(self.mlp_norm(x + outputs.mean()))
+        x = x + y
+        outputs.append(y)
+        return x
 
 
 class Model(nn.Module):
