@@ -16,9 +16,8 @@ from nanodepth.cli import UserError, one_line
 from nanodepth.runs import log_rows
 
 BATCHES = {"data", "batch_tokens", "seq_len", "nanodepth/data.py"}         # what decides the batches beside the seed
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-       2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045,
-       2.042)  # 97.5% quantiles of Student's t for 1 .. 30 degrees of freedom
+T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+       2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
 
 
 # -------------------------------------------------------------------------------------------------------- runs, systems
@@ -141,7 +140,7 @@ def usable(systems):
     return kept, messages
 
 
-# --------------------------------------------------------------------------------------------------------------- curves
+# ------------------------------------------------------------------------------------------------ curves, intervals
 
 
 def curve(some):
@@ -181,9 +180,6 @@ def along(some, base, window):
     parts = np.lib.stride_tricks.sliding_window_view(np.array(gaps), window, 0)[::math.ceil(len(gaps) / 500)]
     errors = parts[:, 1].std(-1, ddof=1) / math.sqrt(window)
     return list(zip(parts[:, 0].mean(-1).tolist(), parts[:, 1].mean(-1).tolist(), errors.tolist()))
-
-
-# ------------------------------------------------------------------------------------------------------------ intervals
 
 
 def difference(losses, a, b):

@@ -24,9 +24,6 @@ NAMES = {"q": "queries", "k": "keys", "v": "values", "g": "gates"}
 STREAMS = {"q": ":", "k": "-.", "v": "--"}                                          # their lines; all others are solid
 
 
-# -------------------------------------------------------------------------------------------------------- parts of them
-
-
 def figure(rows, columns, size, **options):
     """A figure of size (width, height) inches, which a notebook displays, and its axes as a list of rows."""
     from matplotlib.figure import Figure

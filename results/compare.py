@@ -3,8 +3,8 @@
 FOLDER has the runs.csv and logs.jsonl.xz of results/study/study.py --results FOLDER. Prints one table per length of the
 runs, each system at its best learning rates: those with the lowest loss on targets that are not copyable (on all
 targets if most are copyable, as on bytes), at the length and seed at which most rates were tried. Runs of a system that
-differ in more than their seed, length and rates are systems apart. A run that is in no table is named.
-nanodepth/curves.py says where the intervals come from.
+differ in more than their seed, length and rates are systems apart. A run that is in no table is named. The intervals
+are those of nanodepth/curves.py.
 """
 import csv
 import json
@@ -24,9 +24,6 @@ from nanodepth.curves import difference  # noqa: E402
 
 RATES = "muon_lr", "adamw_lr", "mix_lr"
 TEXTS = "run system kind model options data commit cpu gpu torch".split()      # all other columns have numbers
-
-
-# ----------------------------------------------------------------------------------------------------------------- runs
 
 
 def number(text):
@@ -99,9 +96,6 @@ def gap(losses, a, b="gpt"):
     if half is None:
         return f"{value:+.4f}", None
     return f"{value:+.4f} ± {half:.4f}", 0 if abs(value) <= half else -1 if value < 0 else 1
-
-
-# --------------------------------------------------------------------------------------------------------------- tables
 
 
 def main_table(each, base="gpt"):

@@ -105,7 +105,8 @@ def test_runs_on_other_batches_or_validation_tokens_are_named(tmp_path, capsys):
     short = write_run(tmp_path / "short", [9, 5, 4], model="short", eval_tokens=[7, 7, 7])
     analyze.main(["curves", *map(str, (base, mine, short)), "--out", str(tmp_path / "o")])
     out, said = capsys.readouterr()
-    assert "1,000 compiled |" in out and "1,000 eager |" in out and "short" not in out
+    modes = [line.split(" | ")[-2] for line in out.splitlines()[2:4]]
+    assert modes == ["1,000 compiled", "1,000 eager"] and "short" not in out
     assert said.splitlines() == [
         f"analyze.py: left out: {short}: its losses on other tokens than most (1,000, at the end 1,000): "
         "7 at step 0, 7 at step 100, 7 at step 200",

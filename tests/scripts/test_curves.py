@@ -192,7 +192,7 @@ def test_a_seed_that_diverged(tmp_path, last):
     assert curves.deviation([1.0, 3.0]) == pytest.approx(math.sqrt(2))
 
 
-# -------------------------------------------------------------------------------------------------------- batch by batch
+# ------------------------------------------------------------------------------------------------------ batch by batch
 
 
 def with_losses(run, train):
@@ -240,3 +240,10 @@ def test_seeds_without_a_common_validation(tmp_path):
     runs = read(write_run(tmp_path / "a", [9, 5], 0, eval_tokens=[7, 7]), write_run(tmp_path / "b", [9, 5], 1))
     with pytest.raises(UserError, match="a, .*b: no validations on as many tokens in common"):
         curves.curve(runs)
+
+
+def test_what_is_compiled():
+    """With --compile; without a word about it, on a GPU."""
+    found = {(on, gpu): curves.compiled({"options": {"compile": on}, "gpu": gpu})
+             for on in (True, False, None) for gpu in ("H100", None)}
+    assert [key for key, word in found.items() if word == "compiled"] == [(True, "H100"), (True, None), (None, "H100")]

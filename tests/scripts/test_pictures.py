@@ -149,6 +149,7 @@ def test_the_axes_show_what_matters(tmp_path):
     low, high = fig.axes[0].get_ylim()
     assert 0.5 < low < 4 and 7 < high < 8                               # without the first losses
     assert "longer +2.000" in names
+    assert drawn_curves([runs[0], runs[5]])[-1].axes[1].get_ylim()[1] > 0       # and zero is always there
     _, names, _, fig = drawn_curves(runs[:1])                           # the baseline alone
     assert len(fig.axes) == 1 and names == [[ROOT]]
 
