@@ -81,7 +81,7 @@ def read_config(run_dir):
                         "made by convert.py")
     try:
         config = json.loads(path.with_name("config.json").read_bytes())
-        return config | {"model": config["model"], "options": config["options"]}
+        return config | {key: config[key] for key in ("model", "model_config", "options", "data", "tokenizer")}
     except (ValueError, KeyError, TypeError) as e:
         raise UserError(f"{run_dir}/config.json is not that of a run ({type(e).__name__}: {one_line(e)})") from None
 
