@@ -147,32 +147,20 @@ class MLP(nn.Module):
 
 
 class DepthAttention(nn.Module):
-    """The queries w_l (C,) of all readers but the first, which has one source."""
+    """h_l = sum_s alpha_{l,s} v_s, alpha_{l,.} = softmax_s( w_l . RN(v_s) ): a mean of the outputs v_0 .. v_l."""
 
     def __init__(self, c):
         super().__init__()
         self.query, self.eps = nn.Parameter(torch.empty(2 * c.n_layer, c.d_model)), c.norm_eps       # w_1 .. w_2L
 
-    def forward(self, v):
-        """The scores w_l . RN(v) of an output v (B, T, C) for all readers l at once: (B, T, number of queries)."""
-        return F.linear(F.rms_norm(v, v.shape[-1:], eps=self.eps), self.query)
+    def append(self, outputs, v):
+        """Appends the newest output v (B, T, C) with its scores for all readers (B, T, number of queries)."""
+        outputs.append((v, F.linear(F.rms_norm(v, v.shape[-1:], eps=self.eps), self.query)))
 
-
-class Outputs:
-    """The outputs v_0 .. v_l (B, T, C) so far, and the scores of each for all readers."""
-
-    def __init__(self, depth_attention):
-        self.depth_attention, self.v, self.scores = depth_attention, [], []
-
-    def append(self, v):
-        self.v.append(v)
-        self.scores.append(self.depth_attention(v))
-
-    def mean(self):
-        """h_l = sum_s alpha_{l,s} v_s, alpha_{l,.} = softmax_s( w_l . RN(v_s) ): (B, T, C), for the next reader."""
-        v, l = self.v, len(self.v) - 1
-        alpha = torch.stack([s[..., l - 1] for s in self.scores], dim=-1).softmax(-1).type_as(v[l])  # (B, T, l + 1)
-        return sum(a[..., None] * v_s for a, v_s in zip(alpha.unbind(-1), v, strict=True))
+    def forward(self, outputs):
+        """h_l (B, T, C) from the outputs v_0 .. v_l, each with its scores. alpha: (B, T, l + 1)."""
+        alpha = torch.stack([s[..., len(outputs) - 2] for _, s in outputs], dim=-1).softmax(-1).type_as(outputs[0][0])
+        return sum(a[..., None] * v for a, (v, _) in zip(alpha.unbind(-1), outputs, strict=True))
 
 
 class Block(nn.Module):
@@ -183,9 +171,9 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(c.d_model, c.norm_eps)
         self.mlp = MLP(c.d_model, c.d_ff)
 
-    def forward(self, outputs, rope, cache=None):
-        outputs.append(self.attn(self.attn_norm(outputs.mean()), rope, cache))
-        outputs.append(self.mlp(self.mlp_norm(outputs.mean())))
+    def forward(self, outputs, depth_attention, rope, cache=None):
+        depth_attention.append(outputs, self.attn(self.attn_norm(depth_attention(outputs)), rope, cache))
+        depth_attention.append(outputs, self.mlp(self.mlp_norm(depth_attention(outputs))))
 
 
 class Model(nn.Module):
@@ -230,11 +218,11 @@ class Model(nn.Module):
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
-        outputs = Outputs(self.depth_attention)
-        outputs.append(x)
+        outputs = []
+        self.depth_attention.append(outputs, x)
         for block in self.blocks:
-            block(outputs, rope, cache)
-        return self.output(outputs.mean(), targets, cache)
+            block(outputs, self.depth_attention, rope, cache)
+        return self.output(self.depth_attention(outputs), targets, cache)
 
     def rope(self, T, cache):
         """cos, sin (T, 1, D/2) of the next T positions."""

@@ -8,8 +8,8 @@ the sums of finished blocks and, if its own block has begun, its sum so far. Wit
     h_l = sum_s alpha_{l,s} b_s,     alpha_{l,.} = softmax_s( w_l . RN(b_s) )      over s = 0, n, 2n, .. below l, and l
 The authors find that about 8 blocks keep most of the gain of attnres.py.
 
-Changed from attnres.py: Config, Config.__post_init__, DepthAttention.__init__, Outputs, Outputs.__init__,
-    Outputs.append, Outputs.mean
+Changed from attnres.py: Config, Config.__post_init__, DepthAttention, DepthAttention.__init__,
+    DepthAttention.append, DepthAttention.forward
 Equal to gpt.py at initialisation, up to norm_eps: all queries are zero.
 Optimizer: the queries go to AdamW at train.py's mix_lr, without weight decay.
 Other default than gpt.py's: norm_eps, as in attnres.py.
@@ -149,36 +149,25 @@ class MLP(nn.Module):
 
 
 class DepthAttention(nn.Module):
-    """The queries w_l (C,) of all readers but the first, which has one source."""
+    """h_l = sum_s alpha_{l,s} b_s, alpha_{l,.} = softmax_s( w_l . RN(b_s) ), for s = 0, n, 2n, .. below l, and l."""
 
     def __init__(self, c):
         super().__init__()
         self.query, self.eps = nn.Parameter(torch.empty(2 * c.n_layer, c.d_model)), c.norm_eps       # w_1 .. w_2L
         self.block_size = c.block_size
 
-    def forward(self, v):
-        """The scores w_l . RN(v) of an output v (B, T, C) for all readers l at once: (B, T, number of queries)."""
-        return F.linear(F.rms_norm(v, v.shape[-1:], eps=self.eps), self.query)
+    def append(self, outputs, v):
+        """Appends b_l, made of the newest output v = v_l, with its scores for all readers (B, T, 2 L)."""
+        l = len(outputs)
+        b = outputs[-1][0] + v if l > 0 and (l - 1) % self.block_size else v
+        outputs.append((b, F.linear(F.rms_norm(b, b.shape[-1:], eps=self.eps), self.query)))
 
-
-class Outputs:
-    """The sums b_0 .. b_l (B, T, C) so far, and the scores of each for all readers."""
-
-    def __init__(self, depth_attention):
-        self.depth_attention, self.b, self.scores = depth_attention, [], []
-
-    def append(self, v):
-        """v_l starts its block, or is added to what its block has summed so far."""
-        l = len(self.b)
-        self.b.append(self.b[-1] + v if l > 0 and (l - 1) % self.depth_attention.block_size else v)
-        self.scores.append(self.depth_attention(self.b[-1]))
-
-    def mean(self):
-        """h_l = sum_s alpha_{l,s} b_s, alpha_{l,.} = softmax_s( w_l . RN(b_s) ), s = 0, n, 2n, .. below l, and l."""
-        b, l = self.b, len(self.b) - 1
-        sources = [*range(0, l, self.depth_attention.block_size), l]       # the embedding, finished blocks, this one
-        alpha = torch.stack([self.scores[s][..., l - 1] for s in sources], dim=-1).softmax(-1).type_as(b[l])
-        return sum(a[..., None] * b[s] for a, s in zip(alpha.unbind(-1), sources))
+    def forward(self, outputs):
+        """h_l (B, T, C) from b_0 .. b_l, each with its scores. alpha: (B, T, S)."""
+        l = len(outputs) - 1
+        sources = [outputs[s] for s in (*range(0, l, self.block_size), l)]  # the embedding, finished blocks, this one
+        alpha = torch.stack([s[..., l - 1] for _, s in sources], dim=-1).softmax(-1).type_as(outputs[0][0])
+        return sum(a[..., None] * b for a, (b, _) in zip(alpha.unbind(-1), sources, strict=True))
 
 
 class Block(nn.Module):
@@ -189,9 +178,9 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(c.d_model, c.norm_eps)
         self.mlp = MLP(c.d_model, c.d_ff)
 
-    def forward(self, outputs, rope, cache=None):
-        outputs.append(self.attn(self.attn_norm(outputs.mean()), rope, cache))
-        outputs.append(self.mlp(self.mlp_norm(outputs.mean())))
+    def forward(self, outputs, depth_attention, rope, cache=None):
+        depth_attention.append(outputs, self.attn(self.attn_norm(depth_attention(outputs)), rope, cache))
+        depth_attention.append(outputs, self.mlp(self.mlp_norm(depth_attention(outputs))))
 
 
 class Model(nn.Module):
@@ -236,11 +225,11 @@ class Model(nn.Module):
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
-        outputs = Outputs(self.depth_attention)
-        outputs.append(x)
+        outputs = []
+        self.depth_attention.append(outputs, x)
         for block in self.blocks:
-            block(outputs, rope, cache)
-        return self.output(outputs.mean(), targets, cache)
+            block(outputs, self.depth_attention, rope, cache)
+        return self.output(self.depth_attention(outputs), targets, cache)
 
     def rope(self, T, cache):
         """cos, sin (T, 1, D/2) of the next T positions."""

@@ -13,7 +13,8 @@ def sources(model, l):
 
 def alphas(model, idx):
     """The weights of readers 1, 2, .. on their sources, (B, T, .., S) each."""
-    scores = [model.depth_attention(v) for v, in watch(model, idx, [model.depth_attention], inputs=True)]
+    outputs, = watch(model, idx, [model.depth_attention], inputs=True)[-1]          # the last reader's list has all
+    scores = [s for _, s in outputs]
     return [torch.stack([scores[s][..., l - 1] for s in sources(model, l)], dim=-1).softmax(-1)
             for l in range(1, len(model.depth_attention.query) + 1)]
 

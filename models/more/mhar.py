@@ -6,7 +6,8 @@ softmax of its own, so that different slices can read from different depths. Wit
 v_l, w_l and RN are those of attnres.py; RN is over all C channels. No parameter is added: w_l is cut into slices too.
 The paper finds 4 and 8 heads about equally good, 1 and 16 worse, and uses 8.
 
-Changed from attnres.py: Config, Config.__post_init__, DepthAttention.__init__, DepthAttention.forward, Outputs.mean
+Changed from attnres.py: Config, Config.__post_init__, DepthAttention, DepthAttention.__init__,
+    DepthAttention.append, DepthAttention.forward
 Equal to gpt.py at initialisation, up to norm_eps: all queries are zero.
 Optimizer: the queries go to AdamW at train.py's mix_lr, without weight decay.
 Other default than gpt.py's: norm_eps, as in attnres.py.
@@ -147,35 +148,23 @@ class MLP(nn.Module):
 
 
 class DepthAttention(nn.Module):
-    """The queries w_l (C,) of all readers but the first, which has one source."""
+    """h_l[i] = sum_s alpha_{l,s,i} v_s[i], alpha_{l,.,i} = softmax_s( w_l[i] . RN(v_s)[i] ), for each of n heads i."""
 
     def __init__(self, c):
         super().__init__()
         self.query, self.eps = nn.Parameter(torch.empty(2 * c.n_layer, c.d_model)), c.norm_eps       # w_1 .. w_2L
         self.slices = c.n_depth_head, c.d_model // c.n_depth_head                                    # (n, C / n)
 
-    def forward(self, v):
-        """The scores w_l[i] . RN(v)[i] of an output v (B, T, C), for all heads i and readers l: (B, T, n, 2 L)."""
+    def append(self, outputs, v):
+        """Appends the newest output v (B, T, C) with its scores for all heads and readers (B, T, n, 2 L)."""
         key = F.rms_norm(v, v.shape[-1:], eps=self.eps).unflatten(-1, self.slices)                  # (B, T, n, C / n)
-        return torch.einsum("btnc,lnc->btnl", key, self.query.unflatten(-1, self.slices))
+        outputs.append((v, torch.einsum("btnc,lnc->btnl", key, self.query.unflatten(-1, self.slices))))
 
-
-class Outputs:
-    """The outputs v_0 .. v_l (B, T, C) so far, and the scores of each for all readers."""
-
-    def __init__(self, depth_attention):
-        self.depth_attention, self.v, self.scores = depth_attention, [], []
-
-    def append(self, v):
-        self.v.append(v)
-        self.scores.append(self.depth_attention(v))
-
-    def mean(self):
-        """h_l[i] = sum_s alpha_{l,s,i} v_s[i], alpha_{l,.,i} = softmax_s( w_l[i] . RN(v_s)[i] ), for each head i."""
-        v, l = self.v, len(self.v) - 1
-        alpha = torch.stack([s[..., l - 1] for s in self.scores], dim=-1).softmax(-1).type_as(v[l])  # (B, T, n, l + 1)
-        slices = [v_s.unflatten(-1, self.depth_attention.slices) for v_s in v]                       # (B, T, n, C / n)
-        return sum(a[..., None] * u for a, u in zip(alpha.unbind(-1), slices, strict=True)).flatten(-2)
+    def forward(self, outputs):
+        """h_l (B, T, C) from the outputs v_0 .. v_l, each with its scores. alpha: (B, T, n, l + 1)."""
+        alpha = torch.stack([s[..., len(outputs) - 2] for _, s in outputs], dim=-1).softmax(-1).type_as(outputs[0][0])
+        parts = zip(alpha.unbind(-1), outputs, strict=True)
+        return sum(a[..., None] * v.unflatten(-1, self.slices) for a, (v, _) in parts).flatten(-2)
 
 
 class Block(nn.Module):
@@ -186,9 +175,9 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(c.d_model, c.norm_eps)
         self.mlp = MLP(c.d_model, c.d_ff)
 
-    def forward(self, outputs, rope, cache=None):
-        outputs.append(self.attn(self.attn_norm(outputs.mean()), rope, cache))
-        outputs.append(self.mlp(self.mlp_norm(outputs.mean())))
+    def forward(self, outputs, depth_attention, rope, cache=None):
+        depth_attention.append(outputs, self.attn(self.attn_norm(depth_attention(outputs)), rope, cache))
+        depth_attention.append(outputs, self.mlp(self.mlp_norm(depth_attention(outputs))))
 
 
 class Model(nn.Module):
@@ -233,11 +222,11 @@ class Model(nn.Module):
         """
         rope = self.rope(idx.size(1), cache)
         x = self.embed(idx).to(compute_dtype(self.embed.weight))                    # (B, T, C)
-        outputs = Outputs(self.depth_attention)
-        outputs.append(x)
+        outputs = []
+        self.depth_attention.append(outputs, x)
         for block in self.blocks:
-            block(outputs, rope, cache)
-        return self.output(outputs.mean(), targets, cache)
+            block(outputs, self.depth_attention, rope, cache)
+        return self.output(self.depth_attention(outputs), targets, cache)
 
     def rope(self, T, cache):
         """cos, sin (T, 1, D/2) of the next T positions."""
