@@ -99,8 +99,8 @@ def draw_curves(rows, groups, baseline):
     text += "Points on the right: validations. " if len(shown) > 1 else ""
     text += f"Lines, bands: training losses on the same batches, mean of {window} steps ± its error." if lines else ""
     text += "\nBars: 95% intervals." if any(halves) else (
-        f"\nOne seed, so no interval: between seeds a final difference varies by {SEEDS} nats (standard deviation in "
-        "the default run), which the bands do not show.") if len(shown) > 1 else ""
+        "\nOne common seed, so no interval: between seeds a final difference varies by "
+        f"{SEEDS} nats (standard deviation in the default run), which the bands do not show.") if len(shown) > 1 else ""
     fig.supxlabel(text, x=0.01, ha="left", fontsize=8.5)
     return fig
 
