@@ -170,6 +170,7 @@ def test_a_model_without_memory_is_a_row(monkeypatch, capsys):
         lines("gpt")
 
 
+@pytest.mark.full
 def test_compiled(scripts, tmp_path):
     words = (*SMALL, "--n_layer", 1, "--models", "gpt", "--json", tmp_path / "b.json")
     done = scripts.run("bench.py", *words)
@@ -178,6 +179,7 @@ def test_compiled(scripts, tmp_path):
     assert row["model"] == "gpt" and row["graph_breaks"] == 0 and row["compile_s"] > 0
 
 
+@pytest.mark.full
 def test_a_full_disk_is_one_line_after_the_table(scripts):
     done = scripts.run("bench.py", *EAGER, "gpt", "--json", "/dev/full")
     assert done.returncode == 1 and "| `gpt`" in done.stdout

@@ -13,6 +13,7 @@ def test_kills(tmp_path, n, names):
     assert endurance.kills(n, 0, tmp_path, names).total() >= n + len(names)
 
 
+@pytest.mark.full
 def test_ranks(tmp_path):
     """1, 2 and 4 processes, and a run that goes from 2 to 1 to 2: equal losses up to rounding.
 
@@ -23,12 +24,14 @@ def test_ranks(tmp_path):
     assert all(max(differences) < 1e-9 for _, _, *differences in losses), losses
 
 
+@pytest.mark.full
 def test_a_lost_rank_stops_the_others(tmp_path):
     data, two = endurance.prepare(tmp_path), tmp_path / "whole"
     endurance.finish(endurance.start("train.py", *endurance.flags(**endurance.RUN, data=data, out=two), ranks=2))
     endurance.lost_rank(tmp_path, 1, data, two)
 
 
+@pytest.mark.full
 def test_fuzz(tmp_path):
     counts, reports = fuzz.fuzz(320, 7, tmp_path)
     assert sum(counts.values()) == 320 and not reports, "\n".join(reports)

@@ -60,6 +60,7 @@ PAIRS = [("Question: why?\nAnswer:", " because"), ("Question: why?\nAnswer:", "!
          ("Trailing space ", "word"), ("", "no context"), (LONG, "cut off on the left"), (LONG, "."), ("x", "y" * 48)]
 
 
+@pytest.mark.sparse
 @pytest.mark.parametrize("name", models.names())
 def test_loglikelihood(name, tmp_path, capsys):
     settings.need(name, models.module(name), "Cache")
@@ -149,6 +150,7 @@ def greedy(lm, text, n, room):
     return lm.encoding.decode(new[:new.index(256)] if 256 in new else new)
 
 
+@pytest.mark.sparse
 @pytest.mark.parametrize("name", models.names())
 def test_generate_until(name, tmp_path, capsys):
     """With generation_kwargs by all names that lm_eval has for them."""

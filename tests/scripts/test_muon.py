@@ -9,6 +9,7 @@ import muon
 import train
 from small import near
 
+pytestmark = pytest.mark.quick
 LOW, HIGH = 0.84, 1.15                 # where five steps put singular values of at least 1e-3 of the Frobenius norm
 
 

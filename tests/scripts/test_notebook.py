@@ -16,6 +16,7 @@ SMALL = ("--data data --n_layer 2 --d_model 32 --n_head 2 --d_ff 64 --max_len 32
          "--max_steps 2 --warmup_steps 1 --eval_tokens 128 --device cpu --dtype fp32").split()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", dict.fromkeys((RUN[2], models.names()[0])))        # the notebook's, and the baseline
 def test_the_cells_run(name, scripts, tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")

@@ -104,6 +104,7 @@ def test_weights_that_are_not_finite(whole, monkeypatch):
         sample.main([str(whole), "--max_new_tokens", "20"])
 
 
+@pytest.mark.full
 def test_a_reader_that_leaves(whole):
     done = subprocess.run(f"{shlex.join(command('sample.py', whole))} --n 3 --max_new_tokens 9 | true", shell=True,
                           capture_output=True, text=True)

@@ -31,6 +31,7 @@ from small import (ROOT, SMALL, assert_same_run, command, flags, inside, losses,
 SHORT = {**SMALL, "max_steps": 3, "n_layer": 1, "eval_every": 3}
 
 
+@pytest.mark.quick
 def test_log_and_run_folder(whole, data):
     steps, checks = rows(whole), rows(whole, "val")
     assert [r["step"] for r in steps] == list(range(1, 41)) and [r["step"] for r in checks] == [0, 10, 20, 30, 40]
@@ -50,6 +51,7 @@ def test_log_and_run_folder(whole, data):
     assert [r["lr"] for r in steps] == pytest.approx([opt.muon_lr * train.lr_scale(s, opt) for s in range(40)])
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("end", [0.1, 0.01, 0.0])
 def test_lr_schedules(end):
     opt = train.Options(max_steps=100, warmup_steps=10, decay_frac=0.2, final_lr_frac=end)
@@ -61,6 +63,7 @@ def test_lr_schedules(end):
         [end + (1 - end) * (1 + math.cos(math.pi * s / 90)) / 2 for s in range(90)])
 
 
+@pytest.mark.quick
 def test_a_few_steps_are_all_warm_up(monkeypatch):
     monkeypatch.setitem(presets.PRESETS, "mine", {"n_layer": 1})
     assert train.parse(["--max_steps", "2"])[0].warmup_steps == 2
@@ -69,6 +72,8 @@ def test_a_few_steps_are_all_warm_up(monkeypatch):
     assert train.parse(["--preset", "mine"])[0].warmup_steps == train.Options.warmup_steps
 
 
+@pytest.mark.quick
+@pytest.mark.sparse
 @pytest.mark.parametrize("name", models.names())
 def test_every_model_learns_and_resumes(name, data, tmp_path):
     """Twelve steps at once, and a resume where Muon's momentum begins to fall: the same run."""
@@ -146,6 +151,7 @@ def test_full_disk_keeps_the_old_checkpoint(data, whole, tmp_path, monkeypatch, 
     assert not list((tmp_path / "b").glob("*.tmp"))
 
 
+@pytest.mark.quick
 def test_what_must_not_change_the_losses(data, whole, tmp_path):
     """Evaluation and checkpoint intervals: not a bit. The split into micro-steps: rounding only."""
     assert inside(*flags(**{**SMALL, "eval_every": 7, "save_every": 40, "eval_tokens": 99}, final_eval_tokens=700,
@@ -258,6 +264,7 @@ def test_errors_of_the_machine(tmp_path):
     assert cli.of_the_machine(ModuleNotFoundError(name="torch.at.all"), "") is None         # a typo in an import
 
 
+@pytest.mark.full
 def test_deterministic(whole, data, tmp_path):
     """The same losses as without, on a CPU."""
     code = "import sys, torch, train; train.main(sys.argv[1:]); assert torch.are_deterministic_algorithms_enabled()"
@@ -323,6 +330,7 @@ def test_the_first_rank_reads_for_all(data, tmp_path, monkeypatch):
         log.clear()
 
 
+@pytest.mark.sparse
 @pytest.mark.parametrize("name", models.names())
 def test_a_model_file_runs_alone(name, scripts, tmp_path):
     source = Path(models.module(name).__file__).read_text()
