@@ -136,7 +136,8 @@ def test_optimizer_state_goes_by_name(kind):
             setattr(block, name, torch.nn.Linear(4, 4, bias=False))
             getattr(block, name).weight.data.copy_(weights[name])
         model.blocks, model.shift = torch.nn.ModuleList([block]), torch.nn.Parameter(torch.zeros(4))
-        return model, muon.optimizers(model, train.Options(optimizer=kind, muon_lr=0.1, adamw_lr=0.1))
+        options = train.Options(optimizer=kind, muon_lr=0.1, adamw_lr=0.1, second_moment=0.9)
+        return model, muon.optimizers(model, options)
 
     def step(model, optimizers, i):
         for j, name in enumerate(("w_gate", "w_up")):

@@ -17,7 +17,6 @@ import torch
 
 import data_prep
 import models
-import nanodepth
 import probes
 import settings
 import train
@@ -304,18 +303,6 @@ def test_names_and_places(data, scripts, tmp_path, monkeypatch):
     for _ in range(2):                                                      # found from then on
         assert train.open_data(train.Options(), ranks).path == Path("data/stdlib")
     assert len(made) == 1
-
-
-def test_the_first_rank_reads_for_all(data, tmp_path, monkeypatch):
-    """It has read all shards when the others go on, and these read none."""
-    folder, log = shutil.copytree(data, tmp_path / "data", ignore=shutil.ignore_patterns("shards_index.json")), []
-    monkeypatch.setattr(nanodepth.data, "index_entry", lambda path, real=nanodepth.data.index_entry:
-                        log.append(path.name) or real(path))
-    for rank, read in ((0, ["train_000000.bin", "val_000000.bin"]), (1, [])):
-        ranks = SimpleNamespace(rank=rank, share=lambda value: log.append("shared"))
-        assert train.open_data(train.Options(data=str(folder)), ranks).n_train > 0
-        assert log == [*read, "shared"]
-        log.clear()
 
 
 @pytest.mark.sparse
