@@ -1,4 +1,4 @@
-"""Endurance: kills, a lost rank and the number of processes must not change a run. test_endurance.py has short versions.
+"""Endurance: kills, a lost rank and the number of processes change no run. test_endurance.py has short versions.
 
     python tests/scripts/endurance.py --n 200 --seed 0      SIGKILL at random moments of training, all models
 

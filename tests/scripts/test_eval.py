@@ -314,7 +314,8 @@ def test_every_metric_of_every_filter(place, monkeypatch):
     """Has a column; a tag stands for its tasks; accuracies are in percent, and nothing else. On lm_eval's numbers."""
     (place / "filtered").mkdir()
     metrics = "acc", "acc_norm", "acc_bytes", "acc_mutual_info", "brier_score"
-    (place / "filtered" / "two.yaml").write_text(task("two", place / "items.jsonl").split("metric_list")[0] + f"""tag: mine
+    (place / "filtered" / "two.yaml").write_text(task("two", place / "items.jsonl").split("metric_list")[0] + f"""
+tag: mine
 metric_list: [{", ".join(f"{{metric: {metric}}}" for metric in metrics)}]
 filter_list:
   - {{name: first, filter: [{{function: take_first}}]}}
