@@ -17,39 +17,20 @@ pytest.register_assert_rewrite("analysis", "endurance", "published", "reference"
 import settings  # noqa: E402
 import torch  # noqa: E402
 from forked import Scripts  # noqa: E402
-from small import data, whole  # noqa: E402, F401
+from small import data, refused, whole  # noqa: E402, F401
 
 import models  # noqa: E402
 
 torch.set_num_threads(1)            # the tests are small: more threads would only wait
 
-# What `-m quick` takes: whole files, and tests whose names begin so. Besides these: all tests of a user's own model,
-# every default setting in test_models.py, and the first case of test_equations in each file.
-QUICK = {
-    "test_copies": [""], "test_rooms": ["test_no_model", "test_imports"], "test_muon": [""],
-    "test_compile": ["test_one_graph_forward_and_backward[gpt-default]", "test_one_graph_to_decode[gpt]"],
-    "test_gpt": ["test_initial_values"],
-    "test_train": ["test_log_and_run_folder", "test_lr_schedules", "test_every_model_learns_and_resumes[gpt]",
-                   "test_what_must_not_change_the_losses", "test_a_few_steps_are_all_warm_up"],
-    "test_shards": [""], "test_tokenizers": ["test_tokenizers"], "test_texts": ["test_documents"],
-}
-
-# What only --full runs. Of a test over all models the default run keeps every twelfth model, and a user's own.
-SLOW = {
-    "test_bench": ["test_compiled", "test_a_full_disk"],
-    "test_compile": ["test_one_graph"],
-    "test_kern": ["test_a_mixture_compiles"],
-    "test_models": ["test_the_final_norm_is_one", "test_generate"],
-    "test_rooms": ["test_every_module_can_be_imported_first"],
-    "test_endurance": ["test_ranks", "test_fuzz", "test_a_lost_rank"],
-    "test_features": ["test_the_autoencoder"],
-    "test_mhar": ["test_equations[n_depth_head=32"],
-    "test_notebook": ["test_the_cells_run"],
-    "test_train": ["test_a_model_file_runs_alone", "test_every_model_learns_and_resumes", "test_deterministic",
-                   "test_signal_saves_and_resume_is_exact[15"],
-    "test_sample": ["test_a_reader_that"],
-    "test_eval": ["test_generate_until", "test_loglikelihood"],
-}
+# The marks quick, full and sparse stand at the tests; those of tests/models are here, by how their names begin. Besides
+# these, quick are all tests of a user's own model, every default setting in test_models.py, and the first case of
+# test_equations in each file.
+QUICK = {"test_copies": [""], "test_gpt": ["test_initial_values"],
+         "test_compile": ["test_one_graph_forward_and_backward[gpt-default]", "test_one_graph_to_decode[gpt]"]}
+FULL = {"test_compile": ["test_one_graph"], "test_features": ["test_the_autoencoder"],
+        "test_kern": ["test_a_mixture_compiles"],
+        "test_mhar": ["test_equations[n_depth_head=32"], "test_models": ["test_the_final_norm_is_one", "test_generate"]}
 
 # With several workers the files that take longest start first, so that all end at about the same time. With one the
 # test comes first that says most clearly what is wrong with a model.
@@ -77,6 +58,7 @@ def pytest_configure(config):
     config.option.loadscopereorder = False          # else xdist starts with the files that have the most tests
     config.addinivalue_line("markers", "quick: in less than a minute, for people who hack")
     config.addinivalue_line("markers", "full: slow; runs with --full only")
+    config.addinivalue_line("markers", "sparse: over all models; without --full of every twelfth")
 
 
 def model_of(item):
@@ -90,18 +72,21 @@ def begins(item, table):
 
 
 def is_slow(item):
-    """Also generic tests of the options of models/more/."""
+    """Of a sparse test the default run keeps every twelfth model, and a user's own."""
     name = model_of(item)
     kept = name and (name in models.names()[::12] or not settings.belongs(name))
     options = item.path.stem == "test_models" and name and models.path(name).startswith("models/more/") and (
         item.callspec.params.get("options"))
-    return item.get_closest_marker("full") or (options or begins(item, SLOW)) and not kept
+    sparse = item.get_closest_marker("sparse") or options or begins(item, FULL)
+    return item.get_closest_marker("full") or sparse and not kept
 
 
 def is_quick(item):
+    """Of a sparse test the baseline."""
     name, of_models = model_of(item), item.path.stem == "test_models"
+    marked = item.get_closest_marker("quick") and (name == "gpt" or not item.get_closest_marker("sparse"))
     own = name and not settings.belongs(name)
-    return own or of_models and not (name and item.callspec.params.get("options")) or begins(item, QUICK)
+    return own or of_models and not (name and item.callspec.params.get("options")) or marked or begins(item, QUICK)
 
 
 def pytest_collection_modifyitems(config, items):
@@ -118,3 +103,5 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(pytest.mark.skip(reason="slow: --full runs it"))
         elif is_quick(item) or equation and equations[item.path] == 1:
             item.add_marker(pytest.mark.quick)
+            continue
+        item.own_markers = [mark for mark in item.own_markers if mark.name != "quick"]

@@ -8,8 +8,6 @@ import struct
 
 import pytest
 
-import data_prep
-from forked import within
 from nanodepth.data import Data
 
 EOT = "<|endoftext|>"
@@ -72,9 +70,3 @@ def write_docs(path, docs):
                       for i, doc in enumerate(docs)).encode()
     path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress, ".zst": zst}.get(path.suffix, bytes)(raw))
     return path
-
-
-def main(monkeypatch, capsys, folder, *args):
-    """The command line within this process: exit code, stdout, stderr."""
-    monkeypatch.chdir(folder)
-    return within("data_prep.py", data_prep.main, *args), *capsys.readouterr()

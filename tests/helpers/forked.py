@@ -36,7 +36,7 @@ def within(script, main, *words):
 class Scripts:
     def __init__(self):
         env = {"OMP_NUM_THREADS": "1", **os.environ, "HTTPS_PROXY": "http://127.0.0.1:9",
-               "TIKTOKEN_CACHE_DIR": "/nonexistent"}
+               "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "TIKTOKEN_CACHE_DIR": "/nonexistent"}
         self.server = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                        text=True, env=env)
         self.turn = threading.Lock()

@@ -15,6 +15,7 @@ import torch
 
 import data_prep
 import train
+from forked import within
 from nanodepth import runs
 
 ROOT = Path(__file__).parents[2]
@@ -48,14 +49,58 @@ def flags(**options):
     return [word for k, v in options.items() for word in ([f"--{k}"] if v is True else [f"--{k}", str(v)])]
 
 
-def command(script, *words):
-    return [sys.executable, str(ROOT / script), *map(str, words)]
+def start(script, *words, ranks=None, env={}, **more):
+    """A script as a process of its own beside the test, under torchrun with `ranks`. Most tests take scripts.run()."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks else []
+    more = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) | more
+    return subprocess.Popen([sys.executable, *launcher, str(ROOT / script), *map(str, words)],
+                            env={"OMP_NUM_THREADS": "1", **os.environ, **env}, **more)
 
 
-def process(words, **kwargs):
-    """A process of its own; most tests take the quicker scripts.run()."""
-    env = {"OMP_NUM_THREADS": "1", **os.environ}
-    return subprocess.run(words, capture_output=True, text=True, **{"env": env, "timeout": 240, **kwargs})
+def wait_until(condition, process):
+    """Waits for what the process does; an AssertionError with its output if it ends before, or after two minutes."""
+    until = time.time() + 120
+    while not condition():
+        assert process.poll() is None and time.time() < until, process.communicate()
+        time.sleep(0.001)
+
+
+def finish(process, code=0):
+    """(stdout, stderr) of a process that ends with this exit code."""
+    said = process.communicate(timeout=600)
+    assert process.returncode == code, (process.returncode, *said)
+    return said
+
+
+def inside(*words):
+    """The exit code of train.py in this process."""
+    return within("train.py", train.main, *words)
+
+
+@pytest.fixture
+def refused(scripts, monkeypatch, capsys, tmp_path):
+    """refused(script, *words): the one line on stderr that the script says before it exits with 2, no file changed.
+
+    at: the folder where it runs. main: that of the script, to run it in this process.
+    """
+    def files(folder):
+        return {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")
+                if path.name not in (".lock", "shards_index.json")}
+
+    def call(script, *words, at=tmp_path, main=None, code=2):
+        before = files(at)
+        if main:
+            monkeypatch.chdir(at)
+            capsys.readouterr()
+            found, (out, err) = within(script, main, *words), capsys.readouterr()
+        else:
+            done = scripts.run(script, *words, cwd=at)
+            found, out, err = done.returncode, done.stdout, done.stderr
+        assert (found, out, err.count("\n")) == (code, "", 1) and len(err) < 800, (found, out, err)
+        assert err.startswith(f"{script}: {'error: ' if code == 2 else ''}"), err
+        assert files(at) == before
+        return err
+    return call
 
 
 def rows(folder, kind="train"):
@@ -117,25 +162,6 @@ class Bomb:
 
     def __reduce__(self):
         return open, ("code ran", "w")
-
-
-def inside(*words):
-    """train.py in this process; returns the exit code."""
-    return train.main([str(w) for w in words])
-
-
-def start(*words):
-    """train.py in a process of its own that goes on beside the test."""
-    return subprocess.Popen(command("train.py", *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            env={"OMP_NUM_THREADS": "1", **os.environ})
-
-
-def wait_until(condition, process):
-    """Waits for what the process does; an AssertionError with its output if it ends before, or after two minutes."""
-    until = time.time() + 120
-    while not condition():
-        assert process.poll() is None and time.time() < until, process.communicate()
-        time.sleep(0.002)
 
 
 def combined_text(heading):

@@ -1,29 +1,20 @@
 """convert.py: what it refuses, in one line, with nothing left behind."""
 import json
-import sys
+from itertools import product
 
 import pytest
 import torch
 
 import convert
-import train
-from forked import within
-from published import LLAMA, MAKE, QK_NORM, llama, mudd, obpm, off, save, tokenizer_json, trained
+from published import MAKE, QK_NORM, llama, mudd, obpm, off, save, tokenizer_json, trained
 from small import Bomb
 
 
 @pytest.fixture
-def refused(capsys, tmp_path):
-    """Calls convert.py, which must fail with this exit code and leave nothing behind; returns its one line."""
-    def call(*words, out=tmp_path / "new" / "run", code=2):
-        before = sorted(tmp_path.rglob("*"))
-        capsys.readouterr()                                                 # what transformers has said
-        found = within("convert.py", convert.main, *words, "--out", out)
-        said = capsys.readouterr()
-        assert found == code and said.out == "" and said.err.count("\n") == 1 and len(said.err) < 600
-        assert sorted(tmp_path.rglob("*")) == before
-        return said.err
-    return call
+def no(refused, tmp_path):
+    """no(layout, source, ..): the line with which convert.py refuses, with nothing left behind."""
+    return lambda *words, out=tmp_path / "new" / "run", **more: refused(
+        "convert.py", *words, "--out", out, main=convert.main, **more)
 
 
 def each(layout, **settings):
@@ -69,15 +60,15 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("layout, changes, said", REFUSED)
-def test_settings_that_our_models_do_not_have(layout, changes, said, refused, tmp_path):
+def test_settings_that_our_models_do_not_have(layout, changes, said, no, tmp_path):
     config, tensors = mudd() if layout == "muddformer" else MAKE[layout](**changes)
-    assert said in refused(layout, save(layout, tmp_path / "source", config | changes, tensors))
+    assert said in no(layout, save(layout, tmp_path / "source", config | changes, tensors))
 
 
 @pytest.mark.parametrize("layout, place", [
     ("exoformer", "transformer.layers.1.mlp.fc1.weight"), ("muddformer", "layers.0.attention_norm.weight"),
     ("pythia", "gpt_neox.layers.1.attention.query_key_value.bias")])
-def test_damaged_checkpoints(layout, place, refused, monkeypatch, tmp_path):
+def test_damaged_checkpoints(layout, place, no, monkeypatch, tmp_path):
     config, tensors = MAKE[layout]()
     monkeypatch.chdir(tmp_path)
     cases = {
@@ -87,33 +78,33 @@ def test_damaged_checkpoints(layout, place, refused, monkeypatch, tmp_path):
         "torch.int8": tensors | {place: tensors[place].to(torch.int8)},
         "tensors or plain values": tensors | {place: Bomb()}}
     for i, (said, broken) in enumerate(cases.items()):
-        assert said in refused(layout, save(layout, tmp_path / str(i), config, broken))
+        assert said in no(layout, save(layout, tmp_path / str(i), config, broken))
     good = save(layout, tmp_path / "good", config, tensors)
     file = good if good.is_file() else good / "pytorch_model.bin"
     whole = file.read_bytes()
     for content in (whole[:len(whole) // 2], b"", b"junk"):
         file.write_bytes(content)
-        assert "cannot be read" in refused(layout, good)
+        assert "cannot be read" in no(layout, good)
 
 
-def test_norms_that_the_flags_do_not_know(refused, tmp_path):
+def test_norms_that_the_flags_do_not_know(no, tmp_path):
     """Of anchors; and a NuResFormer of a newer file of the authors."""
     config, tensors = obpm()
     g, v = (f"anchor_{s}_norm.weight" for s in "gv")
     without = save("exoformer", tmp_path / "a", config, {key: t for key, t in tensors.items() if key != v})
-    assert f"{v} is missing" in refused("exoformer", without)
-    assert f"no place for 2 of its tensors: {g}, {v}" in refused(
+    assert f"{v} is missing" in no("exoformer", without)
+    assert f"no place for 2 of its tensors: {g}, {v}" in no(
         "exoformer", save("exoformer", tmp_path / "b", config | QK_NORM, tensors))
     config, tensors = obpm(file="model1")
     newer = "transformer.layers.0.attn.v_res_norm.weight"
-    assert f"no place for 1 of its tensors: {newer}" in refused(
+    assert f"no place for 1 of its tensors: {newer}" in no(
         "exoformer", save("exoformer", tmp_path / "c", config, tensors | {newer: torch.ones(8)}))
     del config["anchor_delta_enabled"]
     newest = save("exoformer", tmp_path / "d", config | QK_NORM, tensors)
-    assert "normalises only its anchors qk" in refused("exoformer", newest)
+    assert "normalises only its anchors qk" in no("exoformer", newest)
 
 
-def test_files_that_may_be_of_two_saves(refused, tmp_path):
+def test_files_that_may_be_of_two_saves(no, tmp_path):
     config, tensors = llama()
     folder = save("llama", tmp_path / "llama", config, tensors)
     torch.save({"model.norm.weight": torch.ones(16)}, folder / "pytorch_model-2.bin")
@@ -123,82 +114,65 @@ def test_files_that_may_be_of_two_saves(refused, tmp_path):
                        '{"weight_map": ["x.bin"]}': "must give the name of a file", "{}": f"{folder} has no weight_map",
                        '{"weight_map": {"a": 1}}': "must give the name of a file", "[": "cannot be read"}.items():
         index.write_text(text)
-        assert said in refused("llama", folder)
+        assert said in no("llama", folder)
     index.unlink()
     (folder / "pytorch_model.bin").rename(folder / "pytorch_model-1.bin")
-    assert f"model.norm.weight is in two files of {folder}, one is pytorch_model-2.bin" in refused("llama", folder)
+    assert f"model.norm.weight is in two files of {folder}, one is pytorch_model-2.bin" in no("llama", folder)
 
 
-def test_other_mistakes(refused, monkeypatch, tmp_path):
+def test_other_files_of_the_folder(no, tmp_path):
     folder = save("llama", tmp_path / "llama", *llama())
-    assert "model_type 'llama'" in refused("gpt2", folder)
-    assert "invalid choice" in refused("bert", folder)
-    assert "ids up to 50,256, the model only 37" in refused("llama", folder, "--tokenizer", "gpt2")
-    assert "nowhere" in refused("llama", folder, "--tokenizer", "nowhere")
-    assert "nowhere/config.json cannot be read" in refused("llama", tmp_path / "nowhere")
-    assert "Is a directory" in refused("exoformer", folder)
-    special = folder / "tokenizer_config.json"
-    for text, said in {'{"bos_token": "<s>"}': f"bos_token '<s>' of {special} is not in tokenizer.json",
-                       '{"eos_token": {"content": 5}}': f"eos_token 5 of {special} is", "[": "cannot be read"}.items():
-        special.write_text(text)
-        assert said in refused("llama", folder)
-    special.unlink()
+    good = {file.name: file.read_bytes() for file in folder.iterdir()}
     begun = json.loads(tokenizer_json({"</s>": 0, "<s>": 1}, "<s>"))
     begun["post_processor"]["special_tokens"]["<s>"]["ids"] = [37]
-    for text in (tokenizer_json({"</s>": 0, "beyond": 37}), tokenizer_json({"</s>": 0, "<|endoftext|>": 37}),
-                 json.dumps(begun)):
-        (folder / "tokenizer.json").write_text(text)
-        assert "tokenizer.json has ids up to 37, the model only 37 ids: name its own" in refused("llama", folder)
-    (folder / "tokenizer.json").write_text("[1")
-    assert "not a tokenizer.json" in refused("llama", folder)
-    (folder / "tokenizer.json").unlink()
-    assert "--tokenizer gpt2" in refused("llama", folder)
-    for text, said in {"[1]": "cannot be read", "{": "cannot be read", "\xff": "cannot be read",
-                       '{"model_type": "llama"}': f"{folder} has no vocab_size"}.items():
-        (folder / "config.json").write_text(text)
-        assert said in refused("llama", folder, "--tokenizer", "byte")
-    for name in ("safetensors", "safetensors.torch"):
-        monkeypatch.setitem(sys.modules, name, None)
-    (folder / "config.json").write_text(json.dumps(LLAMA))
-    (folder / "model.safetensors").write_bytes(b"")
-    assert "pip install safetensors" in refused("llama", folder)
-    for file in folder.iterdir():
-        file.name != "config.json" and file.unlink()
-    assert "has no weights (model.safetensors" in refused("llama", folder)
+    beyond = "tokenizer.json has ids up to 37, the model only 37 ids: name its own"
+    special = folder / "tokenizer_config.json"
+    for file, text, said in [
+            ("tokenizer_config.json", '{"bos_token": "<s>"}', f"bos_token '<s>' of {special} is not in tokenizer.json"),
+            ("tokenizer_config.json", '{"eos_token": {"content": 5}}', f"eos_token 5 of {special} is"),
+            ("tokenizer_config.json", "[", "cannot be read"), ("tokenizer.json", "[1", "not a tokenizer.json"),
+            ("tokenizer.json", tokenizer_json({"</s>": 0, "beyond": 37}), beyond),
+            ("tokenizer.json", tokenizer_json({"</s>": 0, "<|endoftext|>": 37}), beyond),
+            ("tokenizer.json", json.dumps(begun), beyond), ("tokenizer.json", None, "--tokenizer gpt2"),
+            ("config.json", "[1]", "cannot be read"), ("config.json", "\xff", "cannot be read"),
+            ("config.json", '{"model_type": "llama"}', f"{folder} has no vocab_size"),
+            ("pytorch_model.bin", None, "has no weights (model.safetensors")]:
+        (folder / file).unlink(missing_ok=True) if text is None else (folder / file).write_text(text)
+        assert said in no("llama", folder)
+        (folder / file).write_bytes(good[file]) if file in good else (folder / file).unlink()
+    assert "model_type 'llama'" in no("gpt2", folder)
+    assert "invalid choice" in no("bert", folder)
+    assert "ids up to 50,256, the model only 37" in no("llama", folder, "--tokenizer", "gpt2")
+    assert "nowhere/config.json cannot be read" in no("llama", tmp_path / "nowhere")
+    assert "Is a directory" in no("exoformer", folder)
 
 
-def test_what_cannot_be_exported(refused, monkeypatch, tmp_path):
+def test_what_cannot_be_exported(no, tmp_path):
     pytest.importorskip("safetensors.torch")
     good = trained(tmp_path / "good")
-    assert "blocks.N.attn.gate" in refused("export-qwen3", trained(tmp_path / "gated", gate="headwise"))
-    assert "with it export-qwen3" in refused("export-llama", good / "ckpt.pt")                  # is the run
-    assert "without QK norm it is export-llama" in refused("export-qwen3", trained(tmp_path / "plain", qk_norm=False))
-    assert "a run of gpt3: only runs of gpt" in refused("export-llama", trained(tmp_path / "gpt3", "gpt3"))
-    assert "ckpt.pt does not exist" in refused("export-qwen3", tmp_path / "nowhere")
-    assert "--tokenizer" in refused("export-qwen3", good, "--tokenizer", "gpt2")
-    assert "'gone'" in refused("export-qwen3", trained(tmp_path / "tokens", tokenizer="gone"))
-    for name in ("safetensors", "safetensors.torch"):
-        monkeypatch.setitem(sys.modules, name, None)
-    assert "pip install safetensors" in refused("export-qwen3", good)
+    assert "blocks.N.attn.gate" in no("export-qwen3", trained(tmp_path / "gated", gate="headwise"))
+    assert "with it export-qwen3" in no("export-llama", good / "ckpt.pt")                  # is the run
+    assert "without QK norm it is export-llama" in no("export-qwen3", trained(tmp_path / "plain", qk_norm=False))
+    assert "a run of gpt3: only runs of gpt" in no("export-llama", trained(tmp_path / "gpt3", "gpt3"))
+    assert "ckpt.pt does not exist" in no("export-qwen3", tmp_path / "nowhere")
+    assert "--tokenizer" in no("export-qwen3", good, "--tokenizer", "gpt2")
+    assert "'gone'" in no("export-qwen3", trained(tmp_path / "tokens", tokenizer="gone"))
 
 
-def test_existing_out_and_a_full_disk(refused, monkeypatch, tmp_path):
+def test_existing_out_and_a_full_disk(no, monkeypatch, tmp_path):
     source = save("llama", tmp_path / "llama", *llama())
     (tmp_path / "folder").mkdir(), (tmp_path / "file").write_text("mine")
-    for layout in ("llama", "export-llama"):
-        for name in ("folder", "file"):
-            assert "exists: choose another --out" in refused(layout, source, out=tmp_path / name)
-    assert "Not a directory" in refused("llama", source, out=tmp_path / "file" / "run")
+    for layout, name in product(("llama", "export-llama"), ("folder", "file")):
+        assert "exists: choose another --out" in no(layout, source, out=tmp_path / name)
+    assert "Not a directory" in no("llama", source, out=tmp_path / "file" / "run")
 
     def full(*args):
         raise OSError(28, "No space left on device")
-
     monkeypatch.setattr(torch, "save", full)
     (tmp_path / "new").mkdir()
-    assert "No space left" in refused("llama", source, code=1)
+    assert "No space left" in no("llama", source, code=1)
 
 
-def test_a_converted_run_is_not_resumed(capsys, tmp_path):
+def test_a_converted_run_is_not_resumed(refused, tmp_path):
     convert.convert("llama", save("llama", tmp_path / "llama", *llama()), tmp_path / "run")
-    assert within("train.py", train.main, "--resume", tmp_path / "run") == 2
-    assert capsys.readouterr().err.endswith(f"start a new run with --init_from {tmp_path / 'run'}\n")
+    assert refused("train.py", "--resume", "run").endswith("start a new run with --init_from run\n")

@@ -1,4 +1,4 @@
-"""data_prep.py against naive implementations, and its mistakes of a user. Offline."""
+"""data_prep.py against naive implementations. Offline."""
 import hashlib
 import http.server
 import json
@@ -6,20 +6,18 @@ import lzma
 import os
 import resource
 import signal
-import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import data_prep
-from folders import DOCS, EOT, main, ranks_file, shard_bytes, splits_of, write_docs
+from folders import DOCS, EOT, ranks_file, shard_bytes, splits_of, write_docs
 from nanodepth import tokenizers
 from nanodepth.data import Data
-from small import ROOT
+from small import finish, start, wait_until
 
 
 def expected(docs, prepared):
@@ -76,27 +74,24 @@ def test_copies_of_a_document_are_in_one_split(tmp_path, capsys, frac):
     assert texts["val"] and not [text for text in texts["val"] if text in texts["train"]]
 
 
-def test_val_documents_that_also_train_are_counted(tmp_path, monkeypatch, capsys):
+def test_val_documents_that_also_train_are_counted(tmp_path, capsys):
     docs, val = [*"abcdeffg"], [*"bbfxyzz"]
-    write_docs(tmp_path / "a.jsonl", docs)
-    write_docs(tmp_path / "b.txt", val)
-    code, out, err = main(monkeypatch, capsys, tmp_path, "text", "a.jsonl", "--val", "b.txt", "--name", "x",
-                          "--tokenizer", "byte")
-    n = sum(doc in docs for doc in val)
-    assert code == 0 and f"encoding: {n} of the {len(val)} validation documents are also in the training text\n" in out
-    ids = {split: [token for doc in some for token in (256, *doc.encode())]
-           for split, some in (("train", docs), ("val", val))}
-    assert splits_of(tmp_path / "data/x") == ids, err
+    files = write_docs(tmp_path / "a.jsonl", docs), write_docs(tmp_path / "b.txt", val)
+    data_prep.prepare_text(files[:1], tmp_path / "x", "byte", val_files=files[1:])
+    n, out = sum(doc in docs for doc in val), capsys.readouterr().out
+    assert f"encoding: {n} of the {len(val)} validation documents are also in the training text\n" in out
+    assert splits_of(tmp_path / "x") == {split: [token for doc in some for token in (256, *doc.encode())]
+                                         for split, some in (("train", docs), ("val", val))}
 
 
 @pytest.mark.parametrize("words", ["text a.txt --name x --tokenizer byte", "stdlib --out data/x", "fineweb-edu"])
-def test_even_the_first_start_reads_nothing(tmp_path, monkeypatch, capsys, words):
+def test_even_the_first_start_reads_nothing(tmp_path, scripts, words):
     write_docs(tmp_path / "a.txt", [f"some words here {i}" for i in range(1000)])
     (tmp_path / "mirror").mkdir()
     for i, split in enumerate(("val", "train")):
         (tmp_path / f"mirror/finewebedu_{split}_00000{i}.bin").write_bytes(shard_bytes([50256, 5, 6]))
     words += f" --shards 1 --url {(tmp_path / 'mirror').as_uri()} --out data/x" if words == "fineweb-edu" else ""
-    assert main(monkeypatch, capsys, tmp_path, *words.split())[0] == 0
+    assert scripts.run("data_prep.py", *words.split(), cwd=tmp_path).returncode == 0
     index = json.loads((tmp_path / "data/x/shards_index.json").read_bytes())
     assert {name: entry["sha256"] for name, entry in index.items()} == {
         file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in tmp_path.glob("data/x/*.bin")}
@@ -120,14 +115,14 @@ def test_val_when_no_document_falls_to_it(tmp_path, capsys):
     assert splits_of(tmp_path / "b") == {"train": [256, 97], "val": [256, 98, 256, 99]}
 
 
-def test_val_files_a_field_and_a_ranks_file_from_home(tmp_path, monkeypatch, capsys):
+def test_val_files_a_field_and_a_ranks_file_from_home(tmp_path, monkeypatch):
     ranks = ranks_file(tmp_path / "my", [bytes([i]) for i in range(256)] + [b"ab"])
     for name, text in (("b", "bab"), ("c", "b"), ("d", "b")):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"body": text}), encoding="utf-8")
     monkeypatch.setenv("HOME", str(tmp_path))
-    code, _, err = main(monkeypatch, capsys, tmp_path, "text", "~/d.jsonl", "--out", "~/out", "--tokenizer", "~/my",
-                        "--val", "~/b.jsonl", "~/c.jsonl", "--field", "body")
-    assert code == 0 and splits_of(tmp_path / "out") == {"train": [257, 98], "val": [257, 98, 256, 257, 98]}, err
+    words = "text ~/d.jsonl --out ~/out --tokenizer ~/my --val ~/b.jsonl ~/c.jsonl --field body"
+    assert data_prep.main(words.split()) == 0
+    assert splits_of(tmp_path / "out") == {"train": [257, 98], "val": [257, 98, 256, 257, 98]}
     ranks.unlink()                                                       # the folder has its own copy
     data = Data(tmp_path / "out")
     assert data.tokenizer == str(tmp_path / "out/tokenizer.tiktoken") and data.vocab_size == 258
@@ -135,15 +130,14 @@ def test_val_files_a_field_and_a_ranks_file_from_home(tmp_path, monkeypatch, cap
     assert data.token_bytes[[97, 256, 257]].tolist() == [1, 2, 0]
 
 
-def test_train_bpe_option(tmp_path, monkeypatch, capsys):
+def test_train_bpe_option(tmp_path, scripts):
     """The vocabulary is that of the train documents."""
     pytest.importorskip("rustbpe")
     docs = "the cat sat on the mat. " * 40, "nothing like it: zzzzzzzz"
     write_docs(tmp_path / "a.txt", docs)
     write_docs(tmp_path / "b.txt", ["qq " * 999])
-    code, out, err = main(monkeypatch, capsys, tmp_path, "text", "a.txt", "--name", "x", "--train_bpe", 262, "--val",
-                          "b.txt")
-    assert code == 0 and "python train.py --data data/x" in out, err
+    done = scripts.run("data_prep.py", *"text a.txt --name x --train_bpe 262 --val b.txt".split(), cwd=tmp_path)
+    assert done.returncode == 0 and "python train.py --data data/x" in done.stdout, done.stderr
     data = Data(tmp_path / "data/x")
     tokenizer, ids = tokenizers.load_tokenizer(data.tokenizer), data.shards["train"][0].tolist()
     assert data.vocab_size == 262 and tokenizer.decode(ids) == "".join(EOT + doc for doc in docs)
@@ -184,92 +178,34 @@ def test_stdlib_walk(tmp_path, monkeypatch, capsys):
              for k, v in splits_of(tmp_path / "out").items()}
     assert split == {k: [files[f] for f in sorted(files) if data_prep.in_val(f, 0.05) == (k == "val")] for k in split}
     before = (tmp_path / "out/meta.json").stat().st_mtime_ns
-    code, out, _ = main(monkeypatch, capsys, tmp_path, "stdlib", "--out", "out")
-    assert code == 0 and "there already" in out and (tmp_path / "out/meta.json").stat().st_mtime_ns == before
+    assert data_prep.main(["stdlib", "--out", str(tmp_path / "out")]) == 0
+    assert "there already" in capsys.readouterr().out and (tmp_path / "out/meta.json").stat().st_mtime_ns == before
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
 def test_no_half_made_folder(tmp_path, number, code):
     write_docs(tmp_path / "a.txt", ["some words here"] * 600_000)
-    process = subprocess.Popen([sys.executable, ROOT / "data_prep.py", "text", "a.txt", "--name", "x", "--tokenizer",
-                                "byte", "--shard_tokens", "50000"],
-                               cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    while not list(tmp_path.glob("data/x.tmp-*/train_000002.bin")):
-        assert process.poll() is None
-        time.sleep(0.005)
+    words = "text a.txt --name x --tokenizer byte --shard_tokens 50000"
+    process = start("data_prep.py", *words.split(), cwd=tmp_path)
+    wait_until(lambda: list(tmp_path.glob("data/x.tmp-*/train_000002.bin")), process)
     process.send_signal(number)
-    assert process.communicate()[1] == b"" and process.returncode == code
+    assert finish(process, code)[1] == ""
     assert not (tmp_path / "data/x").exists() and (code < 0 or not list((tmp_path / "data").iterdir()))
 
 
-def test_full_disk(tmp_path, monkeypatch, capsys):
+def test_full_disk(tmp_path, refused):
     """A file that cannot grow as the disk is full: one line, and nothing is left."""
     write_docs(tmp_path / "a.txt", [f"some words here {i}" for i in range(1000)])
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**14, limits[1]))
     try:
-        done = main(monkeypatch, capsys, tmp_path, "text", "a.txt", "--out", "x", "--tokenizer", "byte")
+        said = refused("data_prep.py", *"text a.txt --out x --tokenizer byte".split(), main=data_prep.main, code=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert done[:2] == (1, "") and done[2].startswith("data_prep.py: File too large") and done[2].count("\n") == 1
-    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+    assert said.startswith("data_prep.py: File too large")
 
 
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory):
-    """A folder with bad input of many kinds."""
-    desk = tmp_path_factory.mktemp("desk")
-    for name, raw in {"ok.txt": b"fine text\n", "empty.txt": b"", "latin.txt": b"line one\nline two\ncaf\xe9\n",
-                      "page.html": b"x", "file": b"x",
-                      "books/deep/b.txt": b"a book\n", "data/taken/meta.json": b"{}",
-                      "other/train_000000.bin": shard_bytes([256, 5, 6])}.items():
-        (desk / name).parent.mkdir(parents=True, exist_ok=True)
-        (desk / name).write_bytes(raw)
-    return desk
-
-
-@pytest.mark.parametrize("args, words", [
-    ("", "required"),
-    ("nonsense", "nonsense"),
-    ("stdlib --out file", "file: exists already"),
-    ("text ok.txt --name x --tokenizer gpt2", "TIKTOKEN_CACHE_DIR"),
-    ("text ok.txt --name x --tokenizer nope", "tokenizer 'nope': No such file or directory"),
-    ("text ok.txt", "one of the arguments --name --out is required"),
-    ("text ok.txt --name x --tokenizer byte --train_bpe 300", "--train_bpe: not allowed with argument --tokenizer"),
-    ("text ok.txt --val books --val_frac 0.1 --name x", "--val_frac: not allowed with argument --val"),
-    ("text ok.txt --name x --vocab_size 300", "did you mean --train_bpe?"),
-    ("text ok.txt --name taken", "make another folder with --out"),
-    ("text ok.txt --name x --val_frac 2", "--val_frac 2.0"),
-    ("text ok.txt --name x --shard_tokens 0", "--shard_tokens 0"),
-    ("text ok.txt missing.txt --name x", "missing.txt: no such file"),
-    ("text ok.txt --val data --name x", "data: no text in this folder: .txt, .md, .jsonl (plain"),
-    ("text p*.html --name x", "page.html: not a text file: .txt, .md, .jsonl (plain"),
-    ("text books books/deep --name x", "books/deep/b.txt: given twice"),
-    ("text books --val books/deep/b.txt --name x", "books/deep/b.txt: is for training and in --val"),
-    ("text empty.txt --name x --tokenizer byte", "no text for the train split in empty.txt"),
-    ("text ok.txt --val empty.txt --name x --tokenizer byte", "no text for the val split"),
-    ("text latin.txt --name x --tokenizer byte", "latin.txt:3: not UTF-8 text (byte 0xe9)"),
-    ("text ok.txt --out /proc/x --tokenizer byte", "error: /proc/x"),
-    ("fineweb-edu", "--shards"),
-    ("fineweb-edu --shards 100", "--shards 100"),
-    ("fineweb-edu --shards 1 --url nonsense --out y", "nonsense"),
-    ("fineweb-edu --shards 1 --out file", "file"),
-    ("fineweb-edu --shards 1 --out other", "other/train_000000.bin belongs to other data: choose another --out"),
-])
-def test_user_mistakes_are_one_line(desk, args, words, monkeypatch, capsys):
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(desk / "cache"))
-    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
-    tokenizers.tiktoken.registry.ENCODINGS.pop("gpt2", None)
-    code, out, err = main(monkeypatch, capsys, desk, *args.split())
-    assert (code, out) == (2, "")
-    assert err.startswith("data_prep.py: error: ") and err.count("\n") == 1 and words in err, err
-    assert not (desk / "x").exists() and not (desk / "data/x").exists() and not list(desk.glob("**/*.tmp-*"))
-
-
-def test_the_process(tmp_path, scripts):
-    """Exit codes, and a file whose name is no text."""
+def test_a_file_whose_name_is_no_text(tmp_path, scripts):
     (tmp_path / os.fsdecode(b"\xff.txt")).write_bytes(b"some words here\n" * 10)
-    for words, code, said in (("text nowhere.txt --name x", 2, ""), ("text --help", 0, "usage"),
-                              ("text . --name x --tokenizer byte", 0, "train  1 documents, 145 tokens, 144 bytes")):
-        done = scripts.run("data_prep.py", *words.split(), cwd=tmp_path)
-        assert done.returncode == code and said in done.stdout and done.stderr.count("\n") == (code == 2), done.stderr
+    done = scripts.run("data_prep.py", *"text . --name x --tokenizer byte".split(), cwd=tmp_path)
+    assert done.returncode == 0 and "train  1 documents, 145 tokens, 144 bytes" in done.stdout and not done.stderr

@@ -184,13 +184,6 @@ def test_models_that_cannot_be_watched():
         numbers(model)
 
 
-def test_a_copy_without_probes_is_watched_at_its_residual_stream():
-    name = next(name for name in models.names() if hasattr(probes.find(name), "streams"))
-    plain, own = inside.measure(random_model(name), [tokens()]), numbers(random_model(name))
-    assert plain["depth"] == {} and list(plain["adjacent"]) == ["x"] and len(own["adjacent"]) > 1
-    assert all(plain[key] == own[key] for key in ("loss", "lens", "entropy", "layer_similarity", "core_features"))
-
-
 def test_hooks_go_also_after_an_error():
     model = random_model(ROOT)
     with pytest.raises(ZeroDivisionError), inside.recorded(model), inside.replaced({model.embed: torch.zeros_like}):

@@ -1,116 +1,218 @@
-"""A user's mistakes at train.py, eval.py and sample.py: one line, exit code 2, nothing lost."""
+"""A user's mistakes: one line, exit code 2, nothing lost. Those of convert.py and of benchmarks are in their tests."""
+import json
+import shlex
 import shutil
+import sys
 
 import pytest
 import torch
 
+import convert
 import data_prep
+import eval as eval_py
 import models
-from folders import ranks_file
-from nanodepth import runs
+import train
+from folders import make, meta_of, ranks_file, shard_bytes
+from nanodepth import benchmarks, runs
 from small import SMALL, Bomb, flags
 
-BAD = {   # name: (flags, what the line must say). Words in capitals are files of the fixture `place`.
-    "misspelt flag": (["--max_step", "9"], "unknown argument --max_step: did you mean --max_steps?"),
-    "a flag like no other": (["--dropout", "0.1"], "unknown argument --dropout: see --help"),
-    "nanoGPT's name": (["--n_embd", "64"], "unknown argument --n_embd: did you mean --d_model?"),
-    "one rate for all": (["--learning_rate=1"], "did you mean --muon_lr or --adamw_lr?"),
-    "no switch": (["--compile=maybe"], "argument --compile: invalid bool value"),
-    "no such model": (["--model", "gtp"], "no model 'gtp'"),
-    "no such preset": (["--preset", "tniy"], "no preset 'tniy'"),
-    "no such optimizer": (["--optimizer", "sgd"], "--optimizer must be one of muon adamw"),
-    "no such device": (["--device", "gpu7"], "--device gpu7"),
-    "no value": (["--max_steps=--"], "--max_steps needs a value"),
-    "too many threads": (["--threads", str(10 ** 30)], "--threads must lie between 0 and 2,147,483,647"),
-    "no steps": (["--max_steps", "0"], "--max_steps must be positive"),
-    "rate not finite": (["--muon_lr", "inf"], "--muon_lr must be positive"),
-    "long warm-up": (["--warmup_steps", "41"], "--max_steps 40 is shorter than the warm-up, --warmup_steps 41"),
-    "a folder like a flag": (["--out=-x"], "--out -x: the name of a run folder cannot begin with -"),
-    "batch not whole": (["--batch_tokens", "100"], "--batch_tokens 100 must be a multiple"),
-    "micro-batch not a divisor": (["--micro_batch", "3"], "--micro_batch 3 must divide"),
-    "sequence too long": (["--seq_len", "128"], "--max_len 128"),
-    "heads do not divide": (["--n_head", "3"], "n_head"),
-    "too many layers": (["--n_layer", "100000"], "n_layer must be at least 1 and at most 10,000"),
-    "too large a model": (["--d_ff", "1000000000"], "take a smaller model"),
-    "small vocabulary": (["--vocab_size", "100"], "--vocab_size 100"),
-    "no such data": (["--data", "nowhere"], "data_prep.py"),
-    "data that are a file": (["--data", "A.TXT"], "A.TXT: a file, and not a data folder"),
-    "folder in the way": (["--out", "RUN"], "exists: choose another --out, or go on with --resume"),
-    "folder of something else": (["--out", "OTHER"], "which no run writes: choose another --out"),
-    "file in the way": (["--out", "A.TXT"], "A.TXT: Not a directory"),
-    "checkpoint cut short": (["--resume", "CUT"], "not a readable checkpoint"),
-    "checkpoint with code": (["--resume", "CODE"], "not a readable checkpoint"),
-    "checkpoint of something else": (["--resume", "WEIGHTS"], "not a readable checkpoint of train.py (KeyError: "),
-    "resume contradicts": (["--resume", "RUN", "--d_model", "64"], "--d_model 64 contradicts"),
-    "resume another model": (["--resume", "RUN", "--model", models.names()[-1]],
-                             f"--model {models.names()[-1]} contradicts"),
-    "resume on other data": (["--resume", "RUN", "--data", "OTHER"], "is not the data"),
-    "resume nothing": (["--resume="], "--resume is empty"),
-    "run folder in use": (["--resume", "LOCKED"], "in use by another process"),
-}
-OTHERS = [   # (script, words, what the line must say)
-    ("eval.py", ["nowhere"], "ckpt.pt does not exist"), ("sample.py", ["a prompt " * 99], "ckpt.pt does not exist"),
-    ("eval.py", ["RUN", "--data", "nowhere"], "no such data folder"),
-    ("eval.py", ["RUN", "--seq_len", "65"], "max_len 64"),
-    ("eval.py", ["RUN", "--limit", "5"], "cannot be used without --tasks"),
-    ("eval.py", ["RUN", "--batch_size", "5"], "did you mean --batch_tokens?"),
-    ("eval.py", ["RUN", "--data", "OTHER TOKENS"], "was trained on (byte): prepare the text with --tokenizer byte"),
-    ("sample.py", ["RUN", "--temperature", "-1"], "--temperature"),
-    ("sample.py", ["RUN", "--max_new_tokens", "64"], "max_len 64"),
-    ("sample.py", ["RUN", "--top_p", 0], "--top_p must lie above 0"),
-    ("sample.py", ["RUN", "--top_p", 1.5], "--top_p must lie above 0"),
-    ("sample.py", ["RUN", "--temperature", "nan"], "--temperature must be at least 0 and finite, not nan"),
-    ("sample.py", ["RUN", "--n", 2 ** 63], "--n must be at least 1 and finite"),
-    ("sample.py", ["RUN", "--top_k", 0], "--top_k must be at least 1"),
-    ("sample.py", ["RUN", "--file", "nowhere", "--max_new_tokens", 9], "nowhere: No such file"),
-    ("sample.py", ["RUN", "--file", "nowhere", "--prompt", "a"], "two prompts"),
-    ("sample.py", ["RUN", "--num_samples", 3], "did you mean --n?"),
-    ("sample.py", ["RUN", "--start", "a"], "did you mean --prompt?"),
-    ("sample.py", ["RUN", "--n", 10 ** 13, "--max_new_tokens", 3], "out of memory: lower --n"),
-    ("eval.py", ["RUN", "--device", "gpu7"], "gpu7"), ("sample.py", ["RUN", "--device", "gpu7"], "gpu7")]
+LAST = models.names()[-1]
+OUT = "--out x --tokenizer byte"
+MISTAKES = {   # script: {words: what the line must say}. The words name files of the fixture `place`, where it runs.
+    "train.py": {
+        "--max_step 9": "unknown argument --max_step: did you mean --max_steps?",
+        "--dropout 0.1": "unknown argument --dropout: see --help",
+        "--n_embd 64": "unknown argument --n_embd: did you mean --d_model?",
+        "--learning_rate=1": "did you mean --muon_lr or --adamw_lr?",
+        "--compile=maybe": "argument --compile: invalid bool value",
+        "--model gtp": "no model 'gtp'",
+        "--preset tniy": "no preset 'tniy'",
+        "--optimizer sgd": "--optimizer must be one of muon adamw",
+        "--device gpu7": "--device gpu7",
+        "--max_steps=--": "--max_steps needs a value",
+        f"--threads 1{30 * '0'}": "--threads must lie between 0 and 2,147,483,647",
+        "--max_steps 0": "--max_steps must be positive",
+        "--muon_lr inf": "--muon_lr must be positive",
+        "--warmup_steps 41": "--max_steps 40 is shorter than the warm-up, --warmup_steps 41",
+        "--out=-x": "--out -x: the name of a run folder cannot begin with -",
+        "--batch_tokens 100": "--batch_tokens 100 must be a multiple",
+        "--micro_batch 3": "--micro_batch 3 must divide",
+        "--seq_len 128": "--max_len 128",
+        "--n_head 3": "n_head",
+        "--n_layer 100000": "n_layer must be at least 1 and at most 10,000",
+        "--d_ff 1000000000": "take a smaller model",
+        "--vocab_size 100": "--vocab_size 100",
+        "--data nowhere": "data_prep.py",
+        "--data a.txt": "a.txt: a file, and not a data folder",
+        "--out run": "exists: choose another --out, or go on with --resume",
+        "--out other": "which no run writes: choose another --out",
+        "--out a.txt": "a.txt: Not a directory",
+        "--init_from run --n_layer 3": "do not fit the model",
+        f"--init_from run --model {LAST}": "do not fit the model",
+        "--init_from books": "ckpt.pt does not exist",
+        "--init_from run --data 'other tokens'": "has other tokens",
+        "--init_from run --tie_embeddings": "head.weight is the same parameter as embed.weight, which",
+        "--resume cut": "not a readable checkpoint",
+        "--resume code": "not a readable checkpoint",
+        "--resume weights": "not a readable checkpoint of train.py (KeyError: ",
+        "--resume run --d_model 64": "--d_model 64 contradicts",
+        f"--resume run --model {LAST}": f"--model {LAST} contradicts",
+        "--resume run --data other": "is not the data",
+        "--resume=": "--resume is empty",
+        "--resume auto": "--resume auto needs --out",
+        "--resume auto --out run --max_len 65": "--max_len 65 contradicts the run",
+        "--resume locked": "in use by another process"},
+    "eval.py": {
+        "nowhere": "ckpt.pt does not exist",
+        "run --data nowhere": "no such data folder",
+        "run --seq_len 65": "max_len 64",
+        "run --limit 5": "cannot be used without --tasks",
+        "run --tasks x --tokens 3 --data x": "--data and --tokens cannot be used with --tasks x",
+        "run --tokens 0": "--tokens must be at least 1",
+        "run --tasks x --num_fewshot -1": "--num_fewshot must be at least 0",
+        "run --batch_size 5": "did you mean --batch_tokens?",
+        "run --data 'other tokens'": "was trained on (byte): prepare the text with --tokenizer byte",
+        "run --json no/such/folder/x.json": "no/such/folder/x.json cannot be written",
+        "run --device gpu7": "gpu7"},
+    "sample.py": {
+        f"{50 * 'prompt'}": "ckpt.pt does not exist",
+        "run --temperature -1": "--temperature",
+        "run --max_new_tokens 64": "max_len 64",
+        "run --top_p 0": "--top_p must lie above 0",
+        "run --top_p 1.5": "--top_p must lie above 0",
+        "run --temperature nan": "--temperature must be at least 0 and finite, not nan",
+        "run --n 9223372036854775808": "--n must be at least 1 and finite",
+        "run --top_k 0": "--top_k must be at least 1",
+        "run --file nowhere --max_new_tokens 9": "nowhere: No such file",
+        "run --file nowhere --prompt a": "two prompts",
+        "run --file latin.txt": "not UTF-8 text",
+        "run --prompt \udcff": "not UTF-8 text",
+        "nan --max_new_tokens 9": "its weights are not finite",
+        "run --num_samples 3": "did you mean --n?",
+        "run --start a": "did you mean --prompt?",
+        "run --device gpu7": "gpu7"},
+    "bench.py": {
+        "--models gpt:width=3": "gpt:width=3: unknown argument --width",
+        "--models gpt:qk_norm=maybe": "invalid bool value",
+        "--models gpt:n_kv_head=4": "n_kv_head",
+        "--models gpt:max_len=16 --batch 1": "max_len must be at least",
+        "--models gpt:vocab_size=100": "vocab_size must be at least 8,192",
+        "--preset huge": "no preset 'huge'",
+        "--batch 0": "must be at least 1", "--prompt 0": "must be at least 1", "--decode 0": "must be at least 1",
+        "--new_tokens -1": "--new_tokens must be at least 0",
+        "--decode 8 --new_tokens 0": "with --decode at least 1",
+        "--n_head 5": "n_head",
+        "--device abacus": "abacus",
+        "--models gpt --batch 1000000000": "out of memory: lower --batch",
+        "--json no/such/folder/x.json": "cannot be written", "--json /": "cannot be written"},
+    "data_prep.py": {
+        "": "required",
+        "nonsense": "nonsense",
+        "stdlib --out file": "file: exists already",
+        "text a.txt --name x --tokenizer gpt2": "TIKTOKEN_CACHE_DIR",
+        "text a.txt --name x --tokenizer nope": "tokenizer 'nope': No such file or directory",
+        "text a.txt": "one of the arguments --name --out is required",
+        f"text a.txt {OUT} --train_bpe 300": "--train_bpe: not allowed with argument --tokenizer",
+        "text a.txt --val books --val_frac 0.1 --name x": "--val_frac: not allowed with argument --val",
+        "text a.txt --name x --vocab_size 300": "did you mean --train_bpe?",
+        "text a.txt --out other": "make another folder with --out",
+        "text a.txt --name x --val_frac 2": "--val_frac 2.0",
+        "text a.txt --name x --shard_tokens 0": "--shard_tokens 0",
+        "text a.txt missing.txt --name x": "missing.txt: no such file",
+        "text a.txt --val pages --name x": "pages: no text in this folder: .txt, .md, .jsonl (plain",
+        "text pages/p*.html --name x": "page.html: not a text file: .txt, .md, .jsonl (plain",
+        "text books books/deep --name x": "books/deep/b.txt: given twice",
+        "text books --val books/deep/b.txt --name x": "books/deep/b.txt: is for training and in --val",
+        f"text empty.txt {OUT}": "no text for the train split in empty.txt",
+        f"text a.txt --val empty.txt {OUT}": "no text for the val split",
+        f"text latin.txt {OUT}": "latin.txt:3: not UTF-8 text (byte 0xe9)",
+        "text a.txt --out /proc/x --tokenizer byte": "error: /proc/x",
+        "fineweb-edu": "--shards",
+        "fineweb-edu --shards 100": "--shards 100",
+        "fineweb-edu --shards 1 --url nonsense --out pages": "nonsense",
+        "fineweb-edu --shards 1 --out file": "file",
+        "fineweb-edu --shards 1 --out other": "belongs to other data: choose another --out"}}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def place(data, whole, tmp_path_factory):
     """A folder with runs, data and texts that are good or broken."""
     place = tmp_path_factory.mktemp("bad")
-    for name in ("RUN", "CUT", "CODE", "WEIGHTS", "LOCKED"):
+    shutil.copytree(data, place / "data" / "text")
+    for name in ("run", "cut", "code", "weights", "locked", "nan"):
         shutil.copytree(whole, place / name)
-    (place / "CUT" / "ckpt.pt").write_bytes((whole / "ckpt.pt").read_bytes()[:5000])
-    torch.save({"model": Bomb()}, place / "CODE" / "ckpt.pt")
-    torch.save({"weights": torch.zeros(2)}, place / "WEIGHTS" / "ckpt.pt")
-    (place / "A.TXT").write_text("other text, long enough to be cut into windows of sixteen tokens, " * 20)
+    (place / "cut" / "ckpt.pt").write_bytes((whole / "ckpt.pt").read_bytes()[:5000])
+    torch.save({"model": Bomb()}, place / "code" / "ckpt.pt")
+    torch.save({"weights": torch.zeros(2)}, place / "weights" / "ckpt.pt")
+    checkpoint = runs.read_checkpoint(whole)
+    checkpoint["model"]["final_norm.weight"].fill_(float("nan"))
+    torch.save(checkpoint, place / "nan" / "ckpt.pt")
+    for name, raw in {"a.txt": b"long enough to be cut into windows of sixteen tokens, " * 20, "empty.txt": b"",
+                      "latin.txt": b"line one\nline two\ncaf\xe9\n", "pages/page.html": b"x", "file": b"x",
+                      "books/deep/b.txt": b"a book\n"}.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(raw)
     ranks = ranks_file(place / "ranks", [bytes([255 - i]) for i in range(256)])
-    for name, tokenizer in (("OTHER", "byte"), ("OTHER TOKENS", str(ranks))):
-        data_prep.prepare_text([place / "A.TXT"], place / name, tokenizer, val_frac=0.2)
-    held = runs.lock(place / "LOCKED")
+    for name, tokenizer in (("other", "byte"), ("other tokens", str(ranks))):
+        data_prep.prepare_text([place / "a.txt"], place / name, tokenizer, val_frac=0.2)
+    held = runs.lock(place / "locked")
     yield place
     held.close()
 
 
-def files(place):
-    return {path: path.read_bytes() for path in place.rglob("*")
-            if path.is_file() and path.name not in (".lock", "shards_index.json")}
+@pytest.mark.parametrize("script, words, said", [
+    (script, words, said) for script, table in MISTAKES.items() for words, said in table.items()])
+def test_a_mistake_is_one_line(script, words, said, place, refused):
+    words = shlex.split(words)
+    if script == "train.py" and not words[0].startswith("--resume"):
+        few = {"seq_len": 16, "device": "cpu"} if "--init_from" in words else SMALL
+        words = [*flags(**few, data="data/text", out="new"), *words]
+    assert said in refused(script, *words, at=place)
 
 
-def refused(scripts, place, script, words):
-    """The one line that the script says before it exits with 2, no file changed or made."""
-    before = files(place)
-    words = [place / word if str(word).isupper() else word for word in words]
-    done = scripts.run(script, *words, cwd=place)
-    lines = done.stderr.strip().splitlines()
-    assert done.returncode == 2 and len(lines) == 1 and lines[0].startswith(f"{script}: error: "), done.stderr
-    assert before == files(place) and not (place / "new").exists()
-    return lines[0]
+SHARDS = {"train_000000.bin": 4, "val_000000.bin": 3}
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_mistakes_at_train(name, data, place, scripts):
-    words, said = BAD[name]
-    first = flags(**SMALL, data=data, out="new") if "--resume" not in words else []
-    assert said in refused(scripts, place, "train.py", [*first, *words])
+def meta(shards, **changes):
+    return json.dumps(meta_of(shards, **changes)).encode()
 
 
-@pytest.mark.parametrize("script, words, said", OTHERS)
-def test_mistakes_at_the_other_scripts(script, words, said, place, scripts):
-    assert said in refused(scripts, place, script, words)
+@pytest.mark.parametrize("file, raw, said", [
+    *(("train_000000.bin", raw, f"d/train_000000.bin: {said}") for raw, said in [
+        (b"", "not a token shard: 0 bytes"),
+        (b"x" * 2000, "not a token shard: 2,000 bytes that start with 2021161080,"),
+        (shard_bytes([1, 2], magic=20240521), "not a token shard: 1,028 bytes that start with 20240521, 1, 2 instead"),
+        (shard_bytes([1, 2], version=2), "not a token shard: 1,028 bytes that start with 20240520, 2, 2"),
+        (shard_bytes([]), "not a token shard: 1,024 bytes that start with 20240520, 1, 0"),
+        (shard_bytes([1, 2], count=1_000_000), "header says 1,000,000 tokens, file holds 2: prepare the folder again"),
+        (shard_bytes([1, 2, 3], count=2), "header says 2 tokens, file holds 3:"),
+        (shard_bytes([1, 2]) + b"!", "header says 2 tokens, file holds 2.5:"),
+        (shard_bytes([1, 50257]), "token id 50257 is beyond the vocabulary of 50,257 (gpt2)")]),
+    ("train_000000.bin", None, "d: no train shard"), ("val_000000.bin", None, "d: no val shard"),
+    ("token_bytes.npy", b"", "meta.json is missing: prepare the folder again"),
+    *(("meta.json", raw, "meta.json: broken") for raw in (b"{", b"[]", b"\xff", meta(SHARDS, vocab_size="many"),
+                                                          b'{"tokenizer": "byte", "vocab_size": 257, "shards": [5]}')),
+    ("meta.json", meta(SHARDS, tokenizer="../own.tiktoken"), "'../own.tiktoken' is not a file in the folder"),
+    *(("meta.json", meta(shards), "d: its shards are not those that its meta.json lists") for shards in (
+        SHARDS | {"train_000001.bin": 4}, {"train_000000.bin": 4}, SHARDS | {"train_000000.bin": 5}))])
+def test_a_folder_that_no_run_can_train_on(file, raw, said, refused, tmp_path):
+    folder = make(tmp_path / "d", [[1, 2, 3, 4]])
+    (folder / file).unlink() if raw is None else (folder / file).write_bytes(raw)
+    assert said in refused("train.py", "--data", "d", main=train.main)
+
+
+@pytest.mark.parametrize("script, main, words, package", [
+    ("data_prep.py", data_prep.main, f"text a.parquet {OUT}", "pyarrow"),
+    ("data_prep.py", data_prep.main, f"text a.txt.zst {OUT}", "zstandard"),
+    ("data_prep.py", data_prep.main, "text a.txt --out x --train_bpe 300", "rustbpe"),
+    ("convert.py", convert.main, "llama . --out x --tokenizer byte", "safetensors"),
+    ("eval.py", eval_py.main, "run --tasks exo", "lm_eval"), ("train.py", train.main, "--wandb", "wandb")])
+def test_a_package_that_is_missing(script, main, words, package, refused, whole, tmp_path, monkeypatch):
+    for name in ("a.parquet", "a.txt.zst", "a.txt", "model.safetensors"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "config.json").write_text("{}")
+    shutil.copytree(whole, tmp_path / "run")
+    for name in [package, *(name for name in sys.modules if name.startswith(f"{package}."))]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(benchmarks, "lm_eval", None)
+    assert refused(script, *words.split(), main=main).endswith(f"pip install {package}\n")

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 import muon
-import train
 from small import near
 
+pytestmark = pytest.mark.quick
 LOW, HIGH = 0.84, 1.15                 # where five steps put singular values of at least 1e-3 of the Frobenius norm
 
 
@@ -163,41 +163,6 @@ def test_a_closure():
         loss.backward()
         return loss
     assert opt.step(closure) == 3 and p.square().sum() < 3 and opt.step() is None
-
-
-def test_vectors_are_refused():
-    with pytest.raises(ValueError, match="matrices"):
-        muon.Muon([nn.Parameter(torch.zeros(3))])
-
-
-@pytest.mark.parametrize("kind", ["muon", "adamw"])
-def test_state_survives_a_round_trip(kind, tmp_path):
-    """As checkpoints hold it; a parameter without a gradient so far, or frozen, has no state."""
-    class Late(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks, self.late = nn.ModuleList([nn.Linear(7, 5)]), nn.Parameter(torch.ones(5))
-            self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
-
-    def run(reload_at=None):
-        torch.manual_seed(0)
-        net = Late()
-        options = train.Options(optimizer=kind, muon_lr=0.1, adamw_lr=0.01, second_moment=0.9)
-        opts = muon.optimizers(net, options)
-        for step in range(5):
-            if step == reload_at:
-                torch.save([opt.state_dict() for opt in opts], tmp_path / "o.pt")
-                opts = muon.optimizers(net, train.Options(optimizer=kind, muon_lr=0.7, adamw_lr=0.7))
-                for opt, state in zip(opts, torch.load(tmp_path / "o.pt", weights_only=True), strict=True):
-                    opt.load_state_dict(state)
-            y = net.blocks[0](torch.randn(2, 7, generator=torch.Generator().manual_seed(step)))
-            (y * net.late if step > 3 else y).square().sum().backward()
-            for opt in opts:
-                opt.step()
-                opt.zero_grad(set_to_none=True)
-        assert (net.late != 1).all() and (net.frozen == 1).all()
-        return torch.cat([p.detach().flatten() for p in net.parameters()])
-    assert torch.equal(run(), run(reload_at=3))
 
 
 def test_matrices_that_blocks_share_are_one_and_computed_ones_none():

@@ -18,9 +18,26 @@ BASE = "class Model:\n    def forward(self, x):\n        return x + 1\n"
     ("# why\nclass Model:\n\n    def forward(self, x):  # x\n        return (x + 1)\n", True),
     ('"""A."""\nclass Model:\n    """B."""\n    def forward(self, x):\n        "C"\n        return x + 1\n', True),
     ("class Model:\n    def forward(self, x):\n        return x - 1\n", False),
+    ("class Model:\n    def forward(self, x):\n        return x + 2\n", False),
     ("class Model:\n    def forward(self, x=0):\n        return x + 1\n", False)])
 def test_comments_and_docstrings_are_no_code(edited, same):
     assert (ran.digest(edited.encode()) == ran.digest(BASE.encode())) is same
+
+
+def test_differences_of_two_runs():
+    """An option that one of them lacks, because it is older, has the default of the other."""
+    own = {"model": "gpt", "model_config": {"d_ff": 64, "gate": "none"}, "options": {"weight_decay": 0.1, "seed": 0},
+           "defaults": {"gate": "none", "weight_decay": 0.1}, "code": {"muon.py": "1"},
+           "versions": {"torch": "2.13"}, "data": {"fingerprint": "f"}}
+    for changes, said in ((dict(options={"seed": 1, "threads": 4}), ""),
+                          (dict(model_config={"d_ff": 192}), "d_ff 64, 192"),
+                          (dict(options={"weight_decay": 0.2}), "weight_decay 0.1, 0.2"),
+                          (dict(versions={"torch": "2.14"}), "torch 2.13, 2.14"),
+                          (dict(code={"muon.py": "2"}), "muon.py"), (dict(data={"fingerprint": "g"}), "data f, g"),
+                          (dict(model_config={"later": 1}, defaults={"later": 1}), ""),
+                          (dict(model_config={"later": 2}, defaults={"later": 1}), "later 1, 2")):
+        other = own | {name: own[name] | more for name, more in changes.items()}
+        assert ran.in_words(ran.differences(own, other)) == said
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ def imports(path):
     return {name.split(".")[0] for name in found}
 
 
+@pytest.mark.quick
 def test_imports_point_down():
     assert imports(ROOT / "muon.py") & OURS == set()
     for path in ROOT.glob("nanodepth/*.py"):
@@ -36,6 +37,7 @@ def test_imports_point_down():
         assert imports(ROOT / f"{name}.py") & SCRIPTS <= ({"data_prep"} if name == "train" else set()), name
 
 
+@pytest.mark.full
 def test_every_module_can_be_imported_first():
     """No circular imports: each module alone in a new process."""
     for name in ("models", "probes", *(f"nanodepth.{path.stem}" for path in ROOT.glob("nanodepth/*.py"))):
@@ -56,6 +58,7 @@ def quoted(path):
             yield from ((node.lineno, alias.name) for alias in node.names)
 
 
+@pytest.mark.quick
 def test_no_model_is_known_by_name():
     """Except gpt, the baseline and default, and by its own tests. In a text a name counts as a word of its own, as in
     "kern:top_k=2"."""

@@ -30,24 +30,7 @@ def test_shard_bytes_and_round_trip(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a.bin"]
 
 
-@pytest.mark.parametrize("raw, words", [
-    (b"", "not a token shard: 0 bytes"),
-    (b"x" * 2000, "not a token shard: 2,000 bytes that start with 2021161080,"),
-    (shard_bytes([1, 2], magic=20240521), "not a token shard: 1,028 bytes that start with 20240521, 1, 2 instead of"),
-    (shard_bytes([1, 2], version=2), "start with 20240520, 2, 2"),
-    (shard_bytes([1, 2], count=1_000_000), "header says 1,000,000 tokens, file holds 2: prepare the folder again"),
-    (shard_bytes([1, 2, 3], count=2), "header says 2 tokens, file holds 3:"),
-    (shard_bytes([1, 2]) + b"!", "header says 2 tokens, file holds 2.5:"),
-    (shard_bytes([]), "start with 20240520, 1, 0"),
-])
-def test_bad_shards(tmp_path, raw, words):
-    path = tmp_path / "train_000000.bin"
-    path.write_bytes(raw)
-    with pytest.raises(UserError, match=re.escape(words)) as e:
-        read_shard(path)
-    assert str(path) in str(e.value) and "\n" not in str(e.value)
-
-
+pytestmark = pytest.mark.quick
 SEQ = 5
 TRAIN = [list(range(100, 117)), [200, 201], list(range(400, 405)), list(range(300, 311))]    # 17, 2, 5 and 11 tokens
 
@@ -246,14 +229,11 @@ def test_token_bytes_of_a_folder(tmp_path):
 
 def test_ids_beyond_the_vocabulary(tmp_path):
     good = [256] * 30
-    bad = good[:21] + [257] + good[22:]
-    names = {"train_000000.bin": 30, "train_000001.bin": 30, "val_000000.bin": 3}
-    folder = make(tmp_path / "d", [good, bad], meta=meta_of(names))
+    folder = make(tmp_path / "d", [good, good[:21] + [257] + good[22:]],
+                  meta=meta_of({"train_000000.bin": 30, "train_000001.bin": 30, "val_000000.bin": 3}))
     with pytest.raises(UserError, match="train_000001.bin: token id 257 is beyond the vocabulary of 257"):
         Data(folder)
-    with pytest.raises(UserError, match="50257"):
-        Data(make(tmp_path / "e", TRAIN, [[50257]]))
-    assert Data(folder, checked=("val",)).n_train == 60               # not read for what only validates
+    assert Data(folder, checked=("val",)).n_train == 60                         # not read for what only validates
 
 
 def test_find_folder(tmp_path, monkeypatch):
@@ -267,28 +247,3 @@ def test_find_folder(tmp_path, monkeypatch):
     assert find_folder("books") == Path("data/books") and find_folder("~/books") == made
     (tmp_path / "books" / "val_000000.bin").write_bytes((made / "val_000000.bin").read_bytes())
     assert find_folder("books") == Path("books")
-
-
-@pytest.mark.parametrize("meta, words", [
-    ("{", "meta.json: broken"), ("[]", "meta.json: broken"), ("\xff", "meta.json: broken"),
-    *((meta_of(names), "d: its shards are not those that its meta.json lists") for names in (
-        {"train_000000.bin": 4, "train_000001.bin": 4, "val_000000.bin": 3}, {"train_000000.bin": 4},
-        {"train_000000.bin": 5, "val_000000.bin": 3})),
-])
-def test_bad_meta(tmp_path, meta, words):
-    folder = make(tmp_path / "d", [[1, 2, 3, 4]], meta=meta)
-    if meta == "\xff":
-        (folder / "meta.json").write_bytes(b"\xff")
-    with pytest.raises(UserError, match=words) as e:
-        Data(folder)
-    assert "\n" not in str(e.value)
-
-
-def test_bad_folders(tmp_path):
-    (make(tmp_path / "d", TRAIN) / "token_bytes.npy").write_bytes(b"")
-    for folder, words in [(tmp_path / "none", "no such data folder.*python data_prep.py"),
-                          (make(tmp_path / "a", []), "no train shard"),
-                          (make(tmp_path / "b", TRAIN, []), "no val shard"),
-                          (tmp_path / "d", "meta.json is missing: prepare the folder again")]:
-        with pytest.raises(UserError, match=words):
-            Data(folder)

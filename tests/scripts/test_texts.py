@@ -5,12 +5,11 @@ import lzma
 import os
 import random
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-from folders import DOCS, EOT, main, write_parquet, zst
+from folders import DOCS, EOT, write_parquet, zst
 from nanodepth.cli import UserError
 from nanodepth.texts import documents, text_files
 
@@ -20,6 +19,7 @@ def docs_of(path, raw, field="text"):
     return list(documents([path], field))
 
 
+@pytest.mark.quick
 def test_documents_of_a_text_file(tmp_path):
     def docs(raw):
         return docs_of(tmp_path / "a.txt", raw)
@@ -143,11 +143,3 @@ def test_parquet_is_read_in_pieces(tmp_path, monkeypatch):
     texts = documents([tmp_path / "a.parquet"])
     assert next(texts) == "0 xxxxxxxxx" and sum(read) <= 1000
     assert len([*texts]) == 4999 and sum(read) == 5000
-
-
-@pytest.mark.parametrize("name, package", [("a.parquet", "pyarrow"), ("a.txt.zst", "zstandard")])
-def test_packages_that_are_missing(tmp_path, monkeypatch, capsys, name, package):
-    monkeypatch.setitem(sys.modules, package, None)
-    (tmp_path / name).write_bytes(b"x")
-    assert main(monkeypatch, capsys, tmp_path, "text", name, "--out", "x", "--tokenizer", "byte") == (
-        2, "", f"data_prep.py: error: this needs a package that is missing: pip install {package}\n")

@@ -21,6 +21,7 @@ def tokenizer(request, tmp_path):
         pytest.skip(str(e))
 
 
+@pytest.mark.quick
 def test_tokenizers_give_back_the_text(tokenizer):
     rng = random.Random(0)
     random_text = "".join(chr(rng.choice([rng.randrange(0xd800), rng.randrange(0xe000, 0x110000), rng.randrange(128)]))
