@@ -331,15 +331,16 @@ def test_a_line_at_least_every_minute(data, tmp_path, monkeypatch, capsys):
 
 
 def test_the_same_command_goes_on(data, tmp_path, monkeypatch):
-    """--resume auto: begins, goes on, and is finished. The machine where it goes on may be another one."""
-    words = [*flags(**{**SMALL, "max_steps": 12}, data=data, out=tmp_path / "a"), "--resume", "auto"]
+    """--resume auto: begins, goes on, and is finished, like a run without it. It may go on on another machine."""
+    twelve = {**SMALL, "max_steps": 12, "data": data}
+    words = [*flags(**twelve, out=tmp_path / "a"), "--resume", "auto"]
     with monkeypatch.context() as patch:
         patch.setattr(runs.Run, "log", lambda run, kind, step, log=runs.Run.log, **row: (
             log(run, kind, step, **row), os.kill(os.getpid(), signal.SIGTERM) if (kind, step) == ("train", 5) else 0))
         assert inside(*words) == 128 + signal.SIGTERM
     assert json.loads((tmp_path / "a" / "config.json").read_text())["options"]["threads"] is None
-    assert inside(*words) == 0 and runs.read_checkpoint(tmp_path / "a")["step"] == 12
-    assert inside(*words) == 0
+    assert inside(*words) == 0 and inside(*words) == 0 and inside(*flags(**twelve, out=tmp_path / "b")) == 0
+    assert_same_run(tmp_path / "a", tmp_path / "b")
 
 
 def test_what_a_cluster_does(data, tmp_path, monkeypatch, capsys):
