@@ -344,7 +344,7 @@ def test_the_same_command_goes_on(data, tmp_path, monkeypatch):
 
 
 def test_what_a_cluster_does(data, tmp_path, monkeypatch, capsys):
-    """Copies started by srun; half a torchrun; a folder that moves; no hard links; what a kill left; an idle parameter."""
+    """Copies started by srun; half a torchrun; a folder that moves; no hard links; what a kill left; an idle weight."""
     words = {**SMALL, "max_steps": 8, "save_every": 2, "data": data}
     for variable, said in (("SLURM_STEP_NUM_TASKS", "srun has started several copies"),
                            ("RANK", "RANK is set in the environment but LOCAL_RANK is not")):
