@@ -20,8 +20,8 @@ from nanodepth import runs
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"n_layer": 2, "d_model": 32, "n_head": 2, "d_ff": 64, "max_len": 64, "seq_len": 16, "batch_tokens": 128,
-         "max_steps": 40, "warmup_steps": 3, "eval_every": 10, "eval_tokens": 500, "save_every": 5, "device": "cpu",
-         "dtype": "fp32"}
+         "max_steps": 40, "warmup_steps": 3, "eval_every": 10, "eval_tokens": 500, "final_eval_tokens": "none",
+         "save_every": 5, "device": "cpu", "dtype": "fp32"}
 
 
 def near(found, exact, size=None, dtype=torch.float32, times=16):

@@ -152,8 +152,8 @@ def test_full_disk_keeps_the_old_checkpoint(data, whole, tmp_path, monkeypatch, 
 @pytest.mark.quick
 def test_what_must_not_change_the_losses(data, whole, tmp_path):
     """Evaluation and checkpoint intervals: not a bit. The split into micro-steps: rounding only."""
-    assert inside(*flags(**{**SMALL, "eval_every": 7, "save_every": 40, "eval_tokens": 99}, final_eval_tokens=700,
-                         data=data, out=tmp_path / "a")) == 0
+    other = {"eval_every": 7, "save_every": 40, "eval_tokens": 99, "final_eval_tokens": 700}
+    assert inside(*flags(**SMALL | other, data=data, out=tmp_path / "a")) == 0
     assert losses(tmp_path / "a") == losses(whole)
     assert [row["eval_tokens"] for row in rows(tmp_path / "a", "val")] == [99] * 6 + [700]
     assert inside(*flags(**{**SMALL, "micro_batch": 2}, data=data, out=tmp_path / "b")) == 0
