@@ -30,6 +30,7 @@ def row_of(dtype="fp32", **more):
 def test_ratio_pairs_rounds():
     """A machine that becomes three times as slow in the middle does not change the ratio."""
     assert timing.ratio([2.0, 6.0, 2.0, 6.0], [1.0, 3.0, 1.0, 3.0]) == (0.5, 0.0)
+    assert timing.ratio([1.0, 2.0, 3.0], [3.0, 2.0, 10.0])[0] == 3                 # and it is no ratio of medians
 
 
 def test_peak_memory_counts_what_a_step_allocates():
