@@ -187,11 +187,11 @@ def test_the_pictures_of_the_front_page():
     points = {tuple(line.get_xydata()[0]) for line in ax.get_lines() if line.get_marker() == "o"}
     assert len(points) == len(named) - 2 == 17                                  # names of the bar and the line
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `") and "M" not in line]
-    found = [cells for cells in rows if len(cells) == 11 and cells[0].strip("`") in named]
+    found = [cells for cells in rows if len(cells) == 8 and cells[0].strip("`") in named]
     assert len(found) >= 10
     for name, *cells in found:
         x, y = named[name.strip("`")].xy
-        assert (x, y) in points and f"{y:+.4f} ±" in cells[3] and f"{x:.2f}" == cells[8]
+        assert (x, y) in points and f"{y:+.4f} ±" in cells[2] and f"{x:.2f}" == cells[5]
     boxes = [text.get_window_extent() for text in named.values()]
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
     assert not any(box.contains(*ax.transData.transform(point)) for box in boxes for point in points)
