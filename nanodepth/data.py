@@ -149,7 +149,7 @@ class Data:
             return token_bytes(load_tokenizer(self.tokenizer))
         except UserError:
             return None
-        except (ValueError, IndexError, EOFError) as e:
+        except Exception as e:                                              # numpy raises many kinds
             raise UserError(f"{file}: broken ({e}): delete it, then it is made again from the tokenizer") from None
 
     def n_windows(self, seq_len: int) -> int:
