@@ -89,6 +89,7 @@ class Options:                      # the preset changes some of these values: -
 
 # ---------------------------------------------------------------------------------------------------- the command line
 
+
 def parse(argv):
     """(Options, dict of the model's Config fields, dict of the flags as given). UserError for a mistake.
 
