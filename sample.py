@@ -84,9 +84,9 @@ def main(argv):
         eager, compiled = model.forward, torch.compile(model.forward, fullgraph=True)
         model.forward = lambda idx, cache: (compiled if idx.size(1) == 1 else eager)(idx, cache=cache)
     torch.manual_seed(args.seed)
+    idx = torch.tensor([[bos, *prompt]], device=device).repeat(args.n, 1)   # first: it may not fit in memory
     samples, shown = [[] for _ in range(args.n)], 0
     with autocast(device, dtype):
-        idx = torch.tensor([[bos, *prompt]] * args.n, device=device)
         for new in model.generate(idx, args.max_new_tokens, args.temperature, args.top_k, args.top_p,
                                   config.get("n_vocab")):
             for tokens, (token,) in zip(samples, new.tolist()):
