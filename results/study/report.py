@@ -199,7 +199,7 @@ def front(text, at, speed):
     for row, system in FRONT.items():
         time = f"{1 / speed[system]:.2f}" if system in speed else ""
         cells = f"| {difference(losses, system, 'gpt')[0]:.2f} | {time} | {parameters(system) / base - 1:+.1%} |"
-        text = re.sub(rf"^(\| \[?`{row}`.*\(http.*?)(?:\|[^|\n]*){{3}}\|$", lambda row: row[1] + cells, text, flags=re.M)
+        text = re.sub(rf"^(\| \[?`{row}`.*\(http.*?)(?:\|[^|\n]*){{3}}\|$", lambda m: m[1] + cells, text, flags=re.M)
     return text
 
 
