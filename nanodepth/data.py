@@ -133,6 +133,8 @@ class Data:
             raise UserError(f"{file}: broken ({type(e).__name__}: {e}): prepare the folder again") from None
         if self.tokenizer not in ("gpt2", "byte"):
             self.tokenizer = str(self.path / self.tokenizer)
+            if not os.path.isfile(self.tokenizer):
+                raise UserError(f"{self.tokenizer} is missing: prepare the folder again")
 
     def place(self):
         """Where the data are, for a run's config.json."""

@@ -187,6 +187,7 @@ SHARDS = {"train_000000.bin": 4, "val_000000.bin": 3}
     ("train_000000.bin", None, "d: no train shard"), ("val_000000.bin", None, "d: no val shard"),
     ("token_bytes.npy", b"", "meta.json is missing: prepare the folder again"),
     *(("meta.json", raw, "meta.json: broken") for raw in (b"{", b"[]", b"\xff")),
+    ("meta.json", json.dumps(meta_of(SHARDS, tokenizer="own")).encode(), "d/own is missing: prepare the folder again"),
     *(("meta.json", json.dumps(meta_of(shards)).encode(), "d: its shards are not those that its meta.json lists")
       for shards in (SHARDS | {"train_000001.bin": 4}, {"train_000000.bin": 4}, SHARDS | {"train_000000.bin": 5}))])
 def test_a_folder_that_no_run_can_train_on(file, raw, said, refused, tmp_path):
