@@ -17,7 +17,6 @@ range. A model that does not fit in memory gets a row that says so. The columns:
     decode          new tokens per second at batch 1 after `context` tokens; beside it the size of the cache
 """
 import argparse
-import json
 import os
 import platform
 import sys
@@ -33,7 +32,7 @@ os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", CACHE.name)
 import torch  # noqa: E402
 
 import models  # noqa: E402
-from nanodepth import presets, timing  # noqa: E402
+from nanodepth import presets, runs, timing  # noqa: E402
 from nanodepth.cli import Parser, out_file, out_of_memory, pick, run_script  # noqa: E402
 from nanodepth.devices import (  # noqa: E402
     choose_dtype, find_device, in_words, peak_flops, processor)
@@ -200,7 +199,7 @@ def main(argv):
     if args.json:
         figures = {"command": ["bench.py", *argv], **head, "shape": asdict(gpt),
                    "decode" if args.decode else "models": results}
-        args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        args.json.write_text(runs.to_json(figures, 1), encoding="utf-8")
     return 0
 
 

@@ -164,17 +164,20 @@ def mixing_params(model):
 # ---------------------------------------------------------------------------------------------- the optimizers of a run
 
 
+ADAMW = dict(betas=(0.9, 0.95), eps=1e-8, fused=True)
+
+
 def muon_and_adamw(matrices, others, options):
     """Muon for the matrices and AdamW for the others."""
     dtype = torch.bfloat16 if options.dtype == "bf16" else None
     return [Muon(matrices, options.muon_lr, options.weight_decay, second_moment=options.second_moment, dtype=dtype),
-            torch.optim.AdamW(others, betas=(0.9, 0.95), eps=1e-8, fused=True)]
+            torch.optim.AdamW(others, **ADAMW)]
 
 
 def adamw(matrices, others, options):
     """AdamW for everything."""
     first = dict(params=matrices, lr=options.adamw_lr, weight_decay=options.weight_decay)
-    return [torch.optim.AdamW([first, *others], betas=(0.9, 0.95), eps=1e-8, fused=True)]
+    return [torch.optim.AdamW([first, *others], **ADAMW)]
 
 
 OPTIMIZERS = {"muon": muon_and_adamw, "adamw": adamw}                       # the values of --optimizer

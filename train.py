@@ -114,10 +114,10 @@ def parse(argv):
     add_options(parser, "training", Options, defaults)
     add_options(parser, f"model {model}", config_class, {"vocab_size": "the data's, padded to 64 x n", **defaults})
     flags = vars(parser.parse_args(argv))
+    if asked.resume and flags["resume"] == "auto":                          # --out has named the run
+        del flags["out"]
     flags |= {name: vars(asked)[name] for name in ("resume", "init_from") if name in flags}
     if asked.resume:
-        if asked.out is None:                                               # of --resume auto, which has found the run
-            flags.pop("out", None)
         runs.check_flags(flags, asked.resume, defaults)
     chosen, config = pick(Options, {**defaults, **flags}), pick(config_class, {**defaults, **flags})
     if not asked.resume and "warmup_steps" not in flags:                    # the preset's, but at most all steps
@@ -186,7 +186,7 @@ def main(argv):
     if options.wandb:
         import wandb  # noqa: F401  (if it is missing, fail now)
     ranks = Ranks(options.device, options.deterministic)
-    options.dtype, device = choose_dtype(ranks.device, options.dtype), in_words(ranks.device)
+    options.dtype, place = choose_dtype(ranks.device, options.dtype), in_words(ranks.device)
     asked = replace(options)                                            # the rest is what this machine offers
     if ranks.device.type == "cpu":
         torch.set_num_threads(options.threads or torch.get_num_threads())
@@ -208,7 +208,7 @@ def main(argv):
     n_params, n_matrix = (sum(p.numel() for p in some) for some in (model.parameters(), muon.split_params(model)[0]))
     size = model.config.vocab_size
     ranks.say(f"{options.model}, preset {options.preset}: {n_params:,} parameters, {n_matrix:,} in matrices of the "
-              f"blocks ({options.optimizer}); {flops / 1e6:,.1f} MFLOPs/token; {device}"
+              f"blocks ({options.optimizer}); {flops / 1e6:,.1f} MFLOPs/token; {place}"
               f"{f' ({options.threads} threads)' if options.threads else ''}, {options.dtype}, "
               f"{'compiled' if options.compile else 'eager'}, torch {torch.__version__}")
     ranks.say(f"{data.path}: {data.n_train:,} training tokens, {data.n_val:,} for validation, vocabulary "

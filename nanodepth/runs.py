@@ -81,8 +81,10 @@ def read_config(run_dir):
                         "made by convert.py")
     try:
         config = json.loads(path.with_name("config.json").read_bytes())
-        return config | {key: config[key] for key in ("model", "model_config", "options", "data", "tokenizer")}
-    except (ValueError, KeyError, TypeError) as e:
+        if lacks := {"model", "model_config", "options", "data", "tokenizer"} - config.keys():
+            raise KeyError(min(lacks))
+        return config
+    except (ValueError, KeyError, AttributeError) as e:
         raise UserError(f"{run_dir}/config.json is not that of a run ({type(e).__name__}: {one_line(e)})") from None
 
 
@@ -178,8 +180,7 @@ def earlier(asked):
     if asked.resume == "auto":
         if asked.out is None:
             raise UserError("--resume auto needs --out: the folder to continue, or to begin")
-        found = os.path.isfile(Path(asked.out, "ckpt.pt"))
-        asked.resume, asked.out = (asked.out, None) if found else (None, asked.out)
+        asked.resume = asked.out if os.path.isfile(Path(asked.out, "ckpt.pt")) else None
     asked.resume, asked.init_from = (path and run_folder(path) for path in (asked.resume, asked.init_from))
     if not (source := asked.resume or asked.init_from):
         return {}

@@ -184,7 +184,7 @@ class HyperConnection(nn.Module):
         """X_i <- sum_s H_res[i, s] X_s + H_post[i] sublayer( sum_s H_pre[s] X_s )"""
         H_pre, H_post, H_res = self.maps(X)
         y = sublayer(mix(H_pre, X).type_as(X[0]))                                   # (B, T, C)
-        change = H_res - torch.eye(len(X), device=y.device)     # H_res X = X + change X: an H100's step is 3-5% shorter
+        change = H_res - torch.eye(len(X), device=y.device)     # H_res X = X + change X saves 3-5% of a step, by count
         return [x + (mix(h, X) + b[..., None] * y).type_as(x)
                 for x, h, b in zip(X, change.unbind(-2), H_post.unbind(-1))]
 

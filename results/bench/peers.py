@@ -8,10 +8,12 @@ All models have the shape of our preset gpt2-124m, tied embeddings and no QK nor
 clones. Each model is compiled and optimized as in its own train.py, with AdamW; gpt+muon uses Muon. Each is a process,
 and two of them compile at a time. Then, in each of six rounds, gpt and these take turns on the GPU: one step that is
 not timed, and three steps, whose median counts. The table has medians over the rounds and, as spread, half the
-interquartile range. x_gpt is relative to gpt in the same rounds. MFU counts FLOPs as nanoGPT does. The script ends
-before --minutes are over, with code 124 if work is left. Call it again to go on: it skips what the file --csv has.
+interquartile range. x_gpt is relative to gpt in the same rounds. first_step_s counts from the start of the process; it
+is empty if an earlier call compiled the model. MFU counts FLOPs as nanoGPT does. The script ends before --minutes are
+over, with code 124 if work is left. Call it again to go on: it skips what the file --csv has.
 """
 import csv
+import os
 import sys
 import time
 from contextlib import suppress
@@ -66,9 +68,11 @@ def make(name, args):
     return model, [optimizer], model if args.tiny else torch.compile(model)
 
 
-def compete(name, args, pipe):
+def compete(name, args, pipe, began):
     """A contestant's process: takes as many timed steps as the pipe asks for, after one that is not timed."""
     sys.stdout, device = sys.stderr, args.device
+    cache = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "runs/inductor"), name.replace("/", "-")).resolve()
+    os.environ["TORCHINDUCTOR_CACHE_DIR"], cold = str(cache), not cache.exists()
     model, optimizers, run = make(name, args)
     ids = torch.randint(args.shape["vocab_size"], args.batch, device=device)
 
@@ -88,6 +92,7 @@ def compete(name, args, pipe):
     with suppress(EOFError):                                                # until the parent closes the pipe
         while True:
             seconds = [step() for _ in range(1 + steps)][1:]                # the first one compiles, or gets memory
+            row.setdefault("first_step_s", round(time.time() - began, 1) if cold else "")
             torch.cuda.empty_cache()                                        # the memory is the others' now
             pipe.send((row | {"peak_gib": round(peak_bytes(device) / 2 ** 30, 2)}, median(seconds or [0])))
             steps = pipe.recv()
@@ -120,7 +125,7 @@ def main(argv):
         group, waiting = ["gpt"] * (not pipes) + waiting[:TOGETHER], waiting[TOGETHER:]
         for name in group:
             pipes[name], theirs = get_context("spawn").Pipe()
-            get_context("spawn").Process(target=compete, args=(name, args, theirs), daemon=True).start()
+            get_context("spawn").Process(target=compete, args=(name, args, theirs, time.time()), daemon=True).start()
             theirs.close()
         turns = {name: [] for name in pipes if name not in group or hear(pipes[name], compiled_by)}
         for name in list(turns) * ROUNDS:
