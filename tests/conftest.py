@@ -8,7 +8,7 @@ import pytest
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"
-sys.path[:0] = map(str, (HERE.parent, HERE / "helpers", RESULTS, RESULTS / "value-gates"))
+sys.path[:0] = map(str, (HERE.parent, HERE / "helpers", RESULTS))
 # A background job ignores Ctrl-C, one under nohup SIGHUP, and so would the scripts under test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -28,7 +28,7 @@ torch.set_num_threads(1)            # the tests are small: more threads would on
 # test_equations in each file.
 QUICK = {"test_copies": [""], "test_gpt": ["test_initial_values"],
          "test_compile": ["test_one_graph_forward_and_backward[gpt-default]", "test_one_graph_to_decode[gpt]"]}
-FULL = {"test_compile": ["test_one_graph"], "test_features": ["test_the_autoencoder"],
+FULL = {"test_compile": ["test_one_graph"],
         "test_kern": ["test_a_mixture_compiles"],
         "test_mhar": ["test_equations[n_depth_head=32"], "test_models": ["test_the_final_norm_is_one", "test_generate"]}
 
