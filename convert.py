@@ -1,12 +1,10 @@
-"""Converts published weights to a run folder for eval.py and sample.py, and a run of gpt.py to a transformers folder.
+"""Converts published weights to a run folder for eval.py, sample.py and --init_from of train.py.
 
     python convert.py exoformer ckpt_step:38146.pt --out runs/exo     checkpoint of ExoFormer's authors
     python convert.py muddformer DIR --out runs/mudd                  folder of MUDDFormer-2.8B: config.json and weights
     python convert.py llama DIR --out runs/llama                      folder of a LlamaForCausalLM; qwen3 likewise
     python convert.py gpt2 DIR --out runs/gpt2                        folder of a GPT2LMHeadModel (gpt3.py)
     python convert.py pythia DIR --out runs/pythia                    folder of a GPTNeoXForCausalLM
-    python convert.py export-qwen3 RUN --out DIR                      a run of gpt.py as a Qwen3ForCausalLM
-    python convert.py export-llama RUN --out DIR                      a run without QK norm as a LlamaForCausalLM
 
 Weights become fp32 (4 bytes a parameter, in memory too). A tensor that has no place in our model is an error, and so is
 a setting that our models do not have. The tokenizer is GPT-2's for ExoFormer, else the folder's tokenizer.json, unless
@@ -24,12 +22,11 @@ import torch
 
 import models
 from nanodepth import runs
-from nanodepth.cli import Parser, UserError, one_line, run_folder, run_script, user_errors
-from nanodepth.published import FILES, LAYOUTS, LLAMA, QWEN3, fields, places
-from nanodepth.tokenizers import JsonTokenizer, load_tokenizer, run_tokenizer
+from nanodepth.cli import Parser, UserError, one_line, run_script, user_errors
+from nanodepth.published import FILES, LAYOUTS, fields, places
+from nanodepth.tokenizers import JsonTokenizer, load_tokenizer
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")                       # the first found, whole or in shards
-EXPORTS = {"export-llama": ("LlamaForCausalLM", LLAMA), "export-qwen3": ("Qwen3ForCausalLM", QWEN3)}
 
 
 def read_file(path):
@@ -174,54 +171,16 @@ def convert(layout, source, out, asked=None):
     return f"{out}: {name}, {sum(p.numel() for p in model.parameters()):,} parameters{ignored}"
 
 
-def export(command, source, out):
-    """Makes the transformers folder `out` of a run; returns a line about it. UserError if that cannot be done."""
-    from safetensors.torch import save
-    source, (architecture, rows) = Path(run_folder(source)), EXPORTS[command]
-    model, run = runs.load(source)
-    c, state = model.config, model.state_dict()
-    if run["model"] != "gpt":
-        raise UserError(f"{source} is a run of {run['model']}: only runs of gpt can be exported")
-    modules = {re.sub(r"\.\d+\.", ".N.", name.rsplit(".", 1)[0]) for name in state}
-    if others := modules ^ set(rows):
-        raise UserError(f"{architecture} has other parameters than this run: {', '.join(sorted(others)[:8])} (without "
-                        "QK norm it is export-llama, with it export-qwen3; neither has a gate)")
-    n = run.get("n_vocab", c.vocab_size)                                    # without train.py's padding
-    eot = 50256 if run["tokenizer"] == "gpt2" else run_tokenizer(source, run).eot_token
-    config = dict(
-        architectures=[architecture], model_type=command.removeprefix("export-"), vocab_size=n,
-        hidden_size=c.d_model, intermediate_size=c.d_ff, num_hidden_layers=c.n_layer, num_attention_heads=c.n_head,
-        num_key_value_heads=c.n_kv_head, head_dim=c.d_head, hidden_act="silu", max_position_embeddings=c.max_len,
-        rms_norm_eps=c.norm_eps, rope_theta=c.rope_theta, tie_word_embeddings=c.tie_embeddings, torch_dtype="float32",
-        bos_token_id=run.get("bos", eot), eos_token_id=run.get("eos", eot))
-    state |= {name: state[name][:n].contiguous() for name in ("embed.weight", "head.weight")}
-    if c.tie_embeddings:
-        del state["head.weight"]
-    tensors = {theirs: state[ours] for ours, (theirs, *_) in places(rows, state).items()}
-    with runs.folder_atomically(out) as folder:
-        runs.write_text(folder / "config.json", json.dumps(config, indent=1))
-        runs.write_atomically(folder / "model.safetensors", lambda f: f.write(save(tensors, {"format": "pt"})))
-        if copied := (source / "tokenizer.json").is_file():
-            shutil.copyfile(source / "tokenizer.json", folder / "tokenizer.json")
-            kind = {"tokenizer_class": "PreTrainedTokenizerFast"}           # else Llama's or Qwen's rules apply
-            runs.write_text(folder / "tokenizer_config.json", json.dumps(kind))
-    left = "" if copied else f"; without its tokenizer ({run['tokenizer']})"
-    return f"{out}: {architecture}, {sum(t.numel() for t in tensors.values()):,} parameters{left}"
-
-
 def main(argv):
     parser = Parser("convert.py", description=__doc__)
-    parser.add_argument("layout", choices=[*LAYOUTS, *EXPORTS], help="format of the weights, or of the export")
-    parser.add_argument("source", type=Path, help=f"a file ({', '.join(FILES)}), a run (export), or else a folder")
+    parser.add_argument("layout", choices=LAYOUTS, help="format of the weights")
+    parser.add_argument("source", type=Path, help=f"a file ({', '.join(FILES)}), else a folder")
     parser.add_argument("--out", type=Path, required=True, help="folder to make")
     parser.add_argument("--tokenizer", help="gpt2, byte or a file of merge ranks, instead of the published one")
     args = parser.parse_args(argv)
     if os.path.lexists(args.out):
         parser.error(f"{args.out} exists: choose another --out")
-    if args.layout in EXPORTS and args.tokenizer:
-        parser.error("--tokenizer cannot be used with an export: it is for making a run folder")
-    print(export(args.layout, args.source, args.out) if args.layout in EXPORTS
-          else convert(args.layout, args.source, args.out, args.tokenizer))
+    print(convert(args.layout, args.source, args.out, args.tokenizer))
     return 0
 
 

@@ -1,12 +1,10 @@
 """Benchmarks: an adapter to lm_eval, and the papers' tables."""
 import re
 import sys
-from itertools import groupby
 from pathlib import Path
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils._pytree import tree_map
 from tqdm import tqdm
 
 import models
@@ -17,6 +15,7 @@ from nanodepth.devices import autocast, find_device
 try:
     import lm_eval
     from lm_eval.api.model import TemplateLM
+    from lm_eval.models.utils import normalize_gen_kwargs
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError:
     lm_eval, TemplateLM = None, object
@@ -42,20 +41,8 @@ GROUPS = {
 }
 COMPLETION = {"triviaqa_completion": "hazyresearch/based_triviaqa", "nq_completion": "hazyresearch/based_nq_2048",
               "drop_completion": "hazyresearch/based_drop"}         # the data of tasks that lm_eval lacks
+GREEDY = {"until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k"}            # what a task may ask for
 PERCENT = re.compile(r"(.*_)?(acc|accuracy)(_.*)?|contains|exact_match")     # metrics in 0 ... 1, shown in percent
-LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")     # lm_eval's names, in its order
-
-
-def generation(options):
-    """(stop strings, number of tokens) of generation_kwargs. UserError unless they ask for greedy decoding."""
-    known = {"until", "do_sample", "temperature", "top_p", "top_k", *LENGTHS}
-    wrong = [f"{key} {value}" for key, value in options.items() if key not in known and value not in (None, 1)]
-    if options.get("do_sample", (options.get("temperature") or 0) > 0):
-        wrong = ["sampling"]
-    if wrong:
-        raise UserError(f"the task asks for {', '.join(wrong)}: only greedy decoding is supported")
-    until, lengths = options.get("until") or [], [options[name] for name in LENGTHS if options.get(name) is not None]
-    return [until] if isinstance(until, str) else until, int(lengths[0] if lengths else 256)
 
 
 class HarnessLM(TemplateLM):
@@ -77,8 +64,7 @@ class HarnessLM(TemplateLM):
         self.batch_tokens, self.seq_len = batch_tokens, seq_len or self.model.config.max_len
         if self.seq_len > self.model.config.max_len:
             raise UserError(f"--seq_len {seq_len} is longer than max_len {self.model.config.max_len} of {run}")
-        self.autocast = autocast(self._device, config["options"]["dtype"])
-        self.Cache = models.cache_class(config["model"])
+        self.name, self.autocast = config["model"], autocast(self._device, config["options"]["dtype"])
 
     def tok_encode(self, string, add_special_tokens=True, **kwargs):
         """The tokens of a text, after those that the model's own tokenizer puts before every text (Llama's `<s>`).
@@ -98,45 +84,24 @@ class HarnessLM(TemplateLM):
                   "continuations: their beginnings are cut off", file=sys.stderr)
         return [context[-room:] or [self.prefix_token_id] for context, room in zip(contexts, rooms)]
 
-    def batches(self, contexts, sizes):
-        """Yields lists of indices of contexts of the same length. sizes: number of tokens of each continuation.
-
-        Longest first, so that memory runs out at once or never. Equal contexts are neighbours.
-        """
-        order = sorted(range(len(contexts)), key=lambda i: (len(contexts[i]), contexts[i]), reverse=True)
-        for length, same in groupby(order, key=lambda i: len(contexts[i])):
-            same = list(same)
-            n = max(1, self.batch_tokens // (length + max(sizes[i] for i in same)))
-            yield from (same[at:at + n] for at in range(0, len(same), n))
-
     @torch.inference_mode()
     def _loglikelihood_tokens(self, requests, disable_tqdm=False, **kwargs):
-        """[(sum of log p(continuation | context), whether greedy decoding gives it)] of (_, context, continuation)s.
-
-        A context that several continuations share is read only once.
-        """
+        """[(sum of log p(continuation | context), whether greedy decoding gives it)] of (_, context, continuation)s."""
         scores, sizes = [None] * len(requests), [len(continuation) for _, _, continuation in requests]
         if wrong := [n for n in sizes if not 0 < n <= self.seq_len]:
             raise UserError(f"a continuation of {wrong[0]} tokens: 1 to {self.seq_len} can be scored")
         contexts = self.prompts([context for _, context, _ in requests], [self.seq_len + 1 - n for n in sizes])
-        norm = getattr(self.model, "final_norm", torch.nn.Identity())       # before the head: only its last token
-        last = lambda module, inputs: (inputs[0][:, -1:],)                  # (B, 1, C)
+        texts = [torch.tensor([*context, *request[2]]) for context, request in zip(contexts, requests)]
+        left = sorted(range(len(texts)), key=lambda i: len(texts[i]))       # from the end: memory runs out now or never
         bar = tqdm(total=len(requests), desc="log-likelihoods", disable=disable_tqdm or None, leave=False)
         with self.autocast, bar:
-            for rows in self.batches(contexts, sizes):
-                tokens = pad_sequence([torch.tensor(requests[i][2]) for i in rows], True).to(self._device)  # (B, width)
-                width, places = tokens.size(1), {}                          # places: {context: its row in the cache}
-                at = [places.setdefault(tuple(contexts[i]), len(places)) for i in rows]
-                idx = torch.tensor(list(places), device=self._device)
-                cache = self.Cache(self.model, len(places), idx.size(1) + width - 1)
-                with norm.register_forward_pre_hook(last):
-                    first = self.model(idx, cache=cache)[0][at, -1:, :self.n_vocab]                 # (B, 1, V)
-                rest = first[:, :0]
-                if width > 1:                                               # one row of the cache per continuation
-                    vars(cache).update(tree_map(lambda t: t[at] if torch.is_tensor(t) and t.ndim else t, vars(cache)))
-                    rest = self.model(tokens[:, :-1], cache=cache)[0][..., :self.n_vocab]
-                for row, i in enumerate(rows):
-                    logits, wanted = torch.cat((first[row], rest[row, :sizes[i] - 1])).float(), tokens[row, :sizes[i]]
+            while left:
+                n = max(1, self.batch_tokens // len(texts[left[-1]]))
+                rows, left = left[:-n - 1:-1], left[:-n]
+                idx = pad_sequence([texts[i] for i in rows], True).to(self._device)         # (B, T + 1)
+                for i, logits, tokens in zip(rows, self.model(idx[:, :-1])[0], idx[:, 1:]):
+                    scored = slice(len(texts[i]) - 1 - sizes[i], len(texts[i]) - 1)
+                    logits, wanted = logits[scored, :self.n_vocab].float(), tokens[scored]
                     score = logits.gather(1, wanted[:, None])[:, 0] - logits.logsumexp(-1)
                     scores[i] = (score.sum().item(), bool((logits.argmax(-1) == wanted).all()))
                 bar.update(len(rows))
@@ -157,10 +122,17 @@ class HarnessLM(TemplateLM):
     def generate_until(self, requests, disable_tqdm=False):
         """[greedy continuation, up to a stop string of the request, the end of the text or max_gen_toks tokens].
 
-        A long prompt keeps at least half of the window.
+        A long prompt keeps at least half of the window. UserError for a task that asks for another way of decoding.
         """
+        models.cache_class(self.name)                                       # an error for a model that only trains
         contexts = [self.tok_encode(request.args[0]) for request in requests]
-        stops, asked = zip(*(generation(request.args[1]) for request in requests))
+        options = [normalize_gen_kwargs(request.args[1]) for request in requests]
+        for each in options:
+            wrong = [f"{key} {value}" for key, value in each.items() if key not in GREEDY and value not in (None, 1)]
+            if each["do_sample"] or wrong:
+                raise UserError(f"the task asks for {', '.join(wrong) or 'sampling'}: only greedy decoding is "
+                                "supported")
+        stops, asked = zip(*((each["until"], each["max_gen_toks"]) for each in options))
         limits = [min(n, max(self.seq_len // 2, self.seq_len - max(1, len(context))))
                   for n, context in zip(asked, contexts)]
         if fewer := sum(limit < n for limit, n in zip(limits, asked)):

@@ -10,8 +10,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import torch  # noqa: E402
 
 import models  # noqa: E402
+from bench import same_shape  # noqa: E402
 from nanodepth.devices import flops_per_token  # noqa: E402
-from nanodepth.timing import same_shape  # noqa: E402
 from publish import markdown  # noqa: E402
 
 TEXT = """# Sizes

@@ -25,9 +25,10 @@ from types import SimpleNamespace
 import torch
 
 sys.path[:0] = [str(folder) for folder in Path(__file__).resolve().parents[2:0:-1]]
+import bench  # noqa: E402
 import models  # noqa: E402
 import muon  # noqa: E402
-from nanodepth import presets, timing  # noqa: E402
+from nanodepth import presets  # noqa: E402
 from nanodepth.cli import Parser, pick, run_script  # noqa: E402
 from nanodepth.devices import (  # noqa: E402
     autocast, choose_dtype, compile_model, find_device, peak_bytes, peak_flops)
@@ -44,7 +45,7 @@ def make(name, args):
     device, shape, (code, _, key) = args.device, args.shape, name.partition("/")
     if code not in args.peers:
         spec, _, kind = name.partition("+")
-        ours, options = timing.parse_spec(spec)
+        ours, options = bench.parse_spec(spec)
         config = {**pick(models.module(ours).Config, shape), "qk_norm": False, **options}
         model, options = models.build(ours, **config).to(device), SimpleNamespace(
             optimizer=kind or "adamw", muon_lr=0.005, adamw_lr=0.001, mix_lr=None, weight_decay=0.1, second_moment=None,
@@ -77,7 +78,7 @@ def compete(name, args, pipe, began):
     ids = torch.randint(args.shape["vocab_size"], args.batch, device=device)
 
     def step():
-        begin = timing.now(device)
+        begin = bench.now(device)
         for idx, targets in ids:
             with autocast(device, args.dtype):
                 loss = run(idx, targets)[1] / len(ids)
@@ -86,7 +87,7 @@ def compete(name, args, pipe, began):
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return timing.now(device) - begin
+        return bench.now(device) - begin
 
     row, steps = {"model": name, "parameters": sum(p.numel() for p in model.parameters())}, 0
     with suppress(EOFError):                                                # until the parent closes the pipe
@@ -136,7 +137,7 @@ def main(argv):
         for name in (name for name in group if name not in {*rows, *failed}):
             row, seconds, base = turns[name][-1][0], *([took for _, took in turns[key]] for key in (name, "gpt"))
             for key, work in dict(tokens_per_s=[micro * B * T] * ROUNDS, x_gpt=base).items():
-                row[key], row[f"{key}_spread"] = (f"{x:.6g}" for x in timing.ratio(seconds, work))
+                row[key], row[f"{key}_spread"] = (f"{x:.6g}" for x in bench.ratio(seconds, work))
             flops = 6 * row["parameters"] + 12 * args.shape["n_layer"] * args.shape["d_model"] * T
             used = flops * micro * B * T / median(seconds) / (peak_flops(args.device) or float("inf"))
             rows[name] = row | {"mfu": f"{used:.4f}", "machine": f"{chip}, torch {torch.__version__}"}

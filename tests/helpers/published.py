@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 
 import models
-from small import save_run
 
 OBPM = dict(block_size=16, vocab_size=260, n_layer=3, n_head=2, n_embd=16, mlp_hidden_dim=None, mlp_ratio=3.0,
             weight_tying=False, act_type="swiglu", rope_theta=500.0, rmsnorm_eps=1e-6, rmsnorm_use_weight=True,
@@ -228,13 +227,6 @@ def save(layout, folder, config, tensors):
     (folder / "tokenizer.json").write_text(tokenizer_json({"</s>": 0, "a": 1}))
     torch.save(tensors, folder / "pytorch_model.bin")
     return folder
-
-
-def trained(folder, name="gpt", tokenizer="byte", n_vocab=None, **changes):
-    """The folder of a run with a random model, every parameter of it drawn."""
-    model = models.build(name, **{**dict(vocab_size=260, n_layer=2, n_head=4, d_model=16, max_len=16), **changes})
-    model.load_state_dict(draw({key: t.shape for key, t in model.state_dict().items()}))
-    return save_run(folder, model, name, tokenizer, **({"n_vocab": n_vocab} if n_vocab else {}))
 
 
 MAKE = dict(exoformer=obpm, muddformer=mudd, **{layout: family(layout) for layout in CLASSES})

@@ -9,12 +9,11 @@ import torch
 import bench
 import models
 from forked import within
-from nanodepth import timing
 
 SHAPE = dict(vocab_size=50, n_layer=1, n_head=4, n_kv_head=2, d_model=64, d_ff=128, max_len=64)
-SMALL = ("--n_layer 4 --d_model 32 --n_head 2 --vocab_size 50 --seq_len 16 --batch 2 --rounds 2 --prompt 4 "
-         "--new_tokens 3 --device cpu").split()
-EAGER = [*SMALL, "--no-compile", "--new_tokens", "0", "--models"]
+SMALL = ("--n_layer 4 --d_model 32 --n_head 2 --vocab_size 50 --seq_len 16 --batch 2 --rounds 2 "
+         "--device cpu").split()
+EAGER = [*SMALL, "--no-compile", "--models"]
 FIRST, SECOND = models.names()[1:3]
 GATED = next(name for name in models.names() if getattr(models.module(name).Config, "gate", "none") != "none")
 SOME = models.names()[::9]
@@ -22,15 +21,15 @@ SOME = models.names()[::9]
 
 def row_of(dtype="fp32", **more):
     """A Row of gpt, and the arguments it has."""
-    args = dict(batch=2, seq_len=8, dtype=dtype, compile=False, new_tokens=5, decode=None, rounds=3)
+    args = dict(batch=2, seq_len=8, dtype=dtype, compile=False, rounds=3)
     args = SimpleNamespace(**{**args, "device": torch.device("cpu"), "ids": torch.zeros(2, 2, 8).long(), **more})
-    return timing.Row("gpt", args, SHAPE), args
+    return bench.Row("gpt", args, SHAPE), args
 
 
 def test_ratio_pairs_rounds():
     """A machine that becomes three times as slow in the middle does not change the ratio."""
-    assert timing.ratio([2.0, 6.0, 2.0, 6.0], [1.0, 3.0, 1.0, 3.0]) == (0.5, 0.0)
-    assert timing.ratio([1.0, 2.0, 3.0], [3.0, 2.0, 10.0])[0] == 3                 # and it is no ratio of medians
+    assert bench.ratio([2.0, 6.0, 2.0, 6.0], [1.0, 3.0, 1.0, 3.0]) == (0.5, 0.0)
+    assert bench.ratio([1.0, 2.0, 3.0], [3.0, 2.0, 10.0])[0] == 3                 # and it is no ratio of medians
 
 
 def test_peak_memory_counts_what_a_step_allocates():
@@ -52,56 +51,13 @@ def test_figures_of_a_row(monkeypatch):
     (base, args), (row, _) = row_of(), row_of()
     monkeypatch.setattr(bench, "peak_flops", lambda device: 1e6)
     for each, times, peak in ((base, [1.0, 2.0, 1.0], 10), (row, [2.0, 4.0, 4.0], 30)):
-        each.step, each.peak, each.first, each.breaks = partial(list, times), peak, 1.0, 0
+        each.step, each.peak, each.first = partial(list, times), peak, 1.0
     row.flops = base.flops + 1000
     found = bench.training(row, base, args)
     assert (found["ratio"], found["step_ratio"]) == ((0.5, 0), (0.4, 0)) and found["forward_ms"] == 2000
     assert found["memory_ratio"] == 3 and found["tokens_per_s"] == 16 / 10
     assert found["extra_flops"] == pytest.approx(1000 / base.flops)
     assert found["mfu"] == pytest.approx(3 * row.flops * 16 / 6 / 1e6)
-
-
-def test_seconds_of_decoding(monkeypatch):
-    """On a clock that only the model moves: 2 s per token, each after 7 or more."""
-    row, _ = row_of(decode=[7])
-    row.start()
-    clock, seen = [0.0], []
-    monkeypatch.setattr(timing, "now", lambda device: clock[0])
-
-    def forward(idx, cache):
-        seen.append((tuple(idx.shape), int(cache.pos)))
-        clock[0] += 2
-        cache.pos += 1
-        return torch.zeros(1, 1, 50), None
-    row.model.forward = forward
-    row.prepare_decoding(7)
-    assert row.decode() == 2 and seen == 2 * [((1, 1), 7 + i) for i in range(5)]
-
-
-@pytest.mark.parametrize("parts", [False, True])
-def test_a_graph_break_is_counted(parts, monkeypatch):
-    """An `if` in forward, which torch does not count as one; in a model compiled in parts, one that torch counts."""
-    row, _ = row_of(compile=True)
-    Model, Block = models.module("gpt").Model, models.module("gpt").Block
-    plain, block, compiled = Model.forward, Block.forward, torch.nn.Module.compile
-
-    def forward(model, idx, targets):
-        scale = 2.0 if model.embed.weight.max() > 9 else 1.0
-        logits, loss = plain(model, idx, targets)
-        return logits, scale * loss
-
-    def broken(*inputs):
-        torch._dynamo.graph_break()
-        return block(*inputs)
-
-    if parts:
-        monkeypatch.setattr(Model, "compiled_parts", "blocks", raising=False)
-        monkeypatch.setattr(Block, "forward", broken)
-    else:
-        monkeypatch.setattr(Model, "forward", forward)
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda part, **how: compiled(part, backend="eager", **how))
-    row.start()
-    assert row.breaks > 0
 
 
 def test_models_beside_their_gpt(scripts, tmp_path):
@@ -116,39 +72,23 @@ def test_models_beside_their_gpt(scripts, tmp_path):
                                   else f"gpt:gate={gate}")
         assert row["parameters"] == bases[row["against"]]["parameters"] + row["extra_parameters"]
         assert row["peak_bytes"] > 16 * row["parameters"] * 0.5 and row["compile_s"] is None
-        for key in ("forward_ms", "backward_ms", "optimizer_ms", "tokens_per_s", "decode_tokens_per_s"):
+        for key in ("forward_ms", "backward_ms", "optimizer_ms", "tokens_per_s"):
             assert row[key] > 0, key
         if row["model"] in bases:
-            assert row["ratio"] == row["decode_ratio"] == [1.0, 0.0] and row["memory_ratio"] == 1
+            assert row["ratio"] == [1.0, 0.0] and row["memory_ratio"] == 1
     table = [line for line in done.stdout.splitlines() if line.startswith("|")]
     assert len(table) == len(rows) + 2 and len({len(line) for line in table}) == 1      # aligned
 
 
-def test_decoding_after_contexts(scripts, tmp_path):
-    """What caches hold: keys and values of every layer and token."""
-    labels = ("gpt", "gpt:n_kv_head=1")
-    words = ("--no-compile", "--dtype", "fp32", "--models", *labels, "--decode", 20, 50, "--json", tmp_path / "b.json")
-    done = scripts.run("bench.py", *SMALL, *words)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "b.json").read_text())["decode"]
-    assert [(row["model"], row["context"]) for row in rows] == [(label, n) for label in labels for n in (20, 50)]
-    for row in rows:
-        width = 32 if row["model"] == "gpt" else 16                                 # of keys and values
-        assert row["cache_bytes"] == 4 * 4 * 2 * width * (row["context"] + 3) and row["fixed_bytes"] == 0
-        assert row["decode_tokens_per_s"] > 0 and (row["decode_ratio"] == [1.0, 0.0]) == (row["model"] == "gpt")
-    table = [line for line in done.stdout.splitlines() if line.startswith("|")]
-    assert len(table) == 6 and table[-1].split("|")[2].strip() == "50"
-
-
 def test_a_model_without_memory_is_a_row(monkeypatch, capsys):
     """It says so, or that its gpt has no memory, and the next one is measured. Other errors are not swallowed."""
-    real, full = timing.Row.start, []
+    real, full = bench.Row.start, []
 
     def start(row):
         if row.label in full:
             raise torch.OutOfMemoryError("no room")
         real(row)
-    monkeypatch.setattr(timing.Row, "start", start)
+    monkeypatch.setattr(bench.Row, "start", start)
 
     def lines(*names):
         assert bench.main([*EAGER, *names]) == 0
@@ -161,7 +101,7 @@ def test_a_model_without_memory_is_a_row(monkeypatch, capsys):
     assert "| out of memory" in found["gpt"] and "gpt: out of memory" in found[FIRST] and " ±" in found[GATED]
     with pytest.raises(MemoryError):
         lines("gpt", FIRST)
-    monkeypatch.setattr(timing.Row, "start", lambda row: torch.zeros(2) @ torch.zeros(3))
+    monkeypatch.setattr(bench.Row, "start", lambda row: torch.zeros(2) @ torch.zeros(3))
     with pytest.raises(RuntimeError, match="inconsistent tensor size"):
         lines("gpt")
 
@@ -172,7 +112,7 @@ def test_compiled(scripts, tmp_path):
     done = scripts.run("bench.py", *words)
     assert done.returncode == 0, done.stderr
     (row,) = json.loads((tmp_path / "b.json").read_text())["models"]
-    assert row["model"] == "gpt" and row["graph_breaks"] == 0 and row["compile_s"] > 0
+    assert row["model"] == "gpt" and row["compile_s"] > 0
 
 
 def test_a_full_disk_is_one_line_after_the_table(capsys):

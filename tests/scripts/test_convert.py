@@ -1,4 +1,4 @@
-"""convert.py: a published checkpoint is the same function as our model, both ways."""
+"""convert.py: a published checkpoint is the same function as our model."""
 import base64
 import json
 import os
@@ -10,7 +10,7 @@ import convert
 from nanodepth import runs
 from published import (
     GPT2, IDX, LLAMA, MAKE, NO_NORM, PYTHIA, QK_NORM, QWEN3, RES, llama, mudd, mudd_logits, obpm, obpm_logits, save,
-    theirs, tokenizer_json, trained)
+    theirs, tokenizer_json)
 from small import wide
 
 PAPERS = [("exoformer", obpm, obpm_logits, *case) for case in [
@@ -166,48 +166,3 @@ def test_buffers_and_copies_of_published_files(layout, head, embed, buffers, tmp
     other = save(layout, tmp_path / "other", config, tensors | more | {head: tensors[embed] + 1})
     with pytest.raises(ValueError, match=f"no place for 1 of its tensors: {head}"):
         convert.convert(layout, other, tmp_path / "no")
-
-
-@pytest.mark.parametrize("layout, changes", [
-    ("llama", dict(qk_norm=False, n_kv_head=2, tie_embeddings=True, rope_theta=300.0)), ("qwen3", dict(n_vocab=257)),
-    ("qwen3", dict(n_kv_head=1, tie_embeddings=True, norm_eps=1e-4, d_ff=40, rope_theta=300.0))])
-def test_export_is_the_same_function_and_comes_back(layout, changes, tmp_path):
-    """n_vocab: later ids are padding, which is not exported."""
-    transformers, n = pytest.importorskip("transformers"), changes.pop("n_vocab", None)
-    run = trained(tmp_path / "run", n_vocab=n, **changes)
-    line = convert.export(f"export-{layout}", run, tmp_path / "a" / "out")
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "a" / "out").eval()
-    assert type(loaded).__name__ in line and line.endswith("parameters; without its tokenizer (byte)")
-    assert loaded.config.eos_token_id == loaded.config.bos_token_id == 256 and loaded.dtype == torch.float32
-    assert f"{sum(p.numel() for p in loaded.parameters()):,} parameters" in line
-    convert.convert(layout, tmp_path / "a" / "out", tmp_path / "back", "byte")
-    same_logits(tmp_path / "back", loaded)
-    back, before = runs.read_checkpoint(tmp_path / "back"), runs.read_checkpoint(run)
-    assert back["model"].keys() == before["model"].keys()
-    assert all(torch.equal(back["model"][key], t[:n] if key in ("embed.weight", "head.weight") else t)
-               for key, t in before["model"].items())
-    assert {**before["config"]["model_config"], "zero_init": True, "vocab_size": n or 260} == (
-        back["config"]["model_config"])
-    assert os.listdir(tmp_path / "a") == ["out"]
-    assert sorted(os.listdir(tmp_path / "a" / "out")) == ["config.json", "model.safetensors"]
-    assert len({file.stat().st_mode for file in (tmp_path / "a" / "out").iterdir()}) == 1
-
-
-def test_an_exported_tokenizer(tmp_path):
-    """A tokenizer.json goes along, and transformers reads text by it alone: not by what Llama or Qwen3 add."""
-    transformers = pytest.importorskip("transformers")
-    line = convert.export("export-qwen3", trained(tmp_path / "gpt2", tokenizer="gpt2"), tmp_path / "a")
-    assert line.endswith("without its tokenizer (gpt2)")
-    assert json.loads((tmp_path / "a" / "config.json").read_text())["eos_token_id"] == 50256
-    from tokenizers import Tokenizer, decoders, pre_tokenizers
-    from tokenizers.models import BPE
-    vocab = {c: i for i, c in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), "12", "</s>", "<s>"])}
-    tokenizer = Tokenizer(BPE(vocab, [("1", "2")]))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    for layout, qk_norm in (("llama", False), ("qwen3", True)):
-        run, out = trained(tmp_path / layout, tokenizer="tokenizer.json", qk_norm=qk_norm), tmp_path / f"{layout}-out"
-        tokenizer.save(str(run / "tokenizer.json"))
-        assert convert.export(f"export-{layout}", run, out).endswith("parameters")
-        assert json.loads((out / "config.json").read_text())["eos_token_id"] == vocab["</s>"]
-        ids = transformers.AutoTokenizer.from_pretrained(out)("it's 12").input_ids
-        assert ids == tokenizer.encode("it's 12").ids and vocab["12"] in ids

@@ -1,12 +1,11 @@
 """convert.py: what it refuses, in one line, with nothing left behind."""
 import json
-from itertools import product
 
 import pytest
 import torch
 
 import convert
-from published import MAKE, QK_NORM, llama, mudd, obpm, off, save, tokenizer_json, trained
+from published import MAKE, QK_NORM, llama, mudd, obpm, off, save, tokenizer_json
 from small import Bomb
 
 
@@ -147,23 +146,11 @@ def test_other_files_of_the_folder(no, tmp_path):
     assert "Is a directory" in no("exoformer", folder)
 
 
-def test_what_cannot_be_exported(no, tmp_path):
-    pytest.importorskip("safetensors.torch")
-    good = trained(tmp_path / "good")
-    assert "blocks.N.attn.gate" in no("export-qwen3", trained(tmp_path / "gated", gate="headwise"))
-    assert "with it export-qwen3" in no("export-llama", good / "ckpt.pt")                  # is the run
-    assert "without QK norm it is export-llama" in no("export-qwen3", trained(tmp_path / "plain", qk_norm=False))
-    assert "a run of gpt3: only runs of gpt" in no("export-llama", trained(tmp_path / "gpt3", "gpt3"))
-    assert "ckpt.pt does not exist" in no("export-qwen3", tmp_path / "nowhere")
-    assert "--tokenizer" in no("export-qwen3", good, "--tokenizer", "gpt2")
-    assert "'gone'" in no("export-qwen3", trained(tmp_path / "tokens", tokenizer="gone"))
-
-
 def test_existing_out_and_a_full_disk(no, monkeypatch, tmp_path):
     source = save("llama", tmp_path / "llama", *llama())
     (tmp_path / "folder").mkdir(), (tmp_path / "file").write_text("mine")
-    for layout, name in product(("llama", "export-llama"), ("folder", "file")):
-        assert "exists: choose another --out" in no(layout, source, out=tmp_path / name)
+    for name in ("folder", "file"):
+        assert "exists: choose another --out" in no("llama", source, out=tmp_path / name)
     assert "Not a directory" in no("llama", source, out=tmp_path / "file" / "run")
 
     def full(*args):
