@@ -59,18 +59,6 @@ def compile_model(model):
         part.compile(dynamic=False, options={"triton.cudagraphs": False} if name else None)
 
 
-def cast_weights(model, dtype):
-    """Returns the model, for generation: with dtype "bf16" its matrices are cast to bf16 once, not for every token.
-
-    Logits are autocast's, except for rounding if a model multiplies a matrix first. Not for training.
-    """
-    if dtype == "bf16":
-        for module in model.modules():
-            if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
-                module.weight.data = module.weight.data.bfloat16()
-    return model
-
-
 def seed_generators(seed):
     """Seeds every generator that a model's file may draw from."""
     random.seed(seed)
@@ -79,19 +67,14 @@ def seed_generators(seed):
 
 
 def random_state():
-    """The state of this process's random generators: torch's, Python's and numpy's."""
-    kind, keys, *rest = np.random.get_state()
-    return {"torch": torch.get_rng_state(), "python": random.getstate(),
-            "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), *rest),
-            "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None}
+    """The state of torch's generators in this process, which dropout draws from."""
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    return {"torch": torch.get_rng_state(), "cuda": cuda}
 
 
 def set_random_state(state, device):
     """Sets what random_state() returned."""
-    kind, keys, *rest = state["numpy"]
     torch.set_rng_state(state["torch"])
-    random.setstate(state["python"])
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
     if state["cuda"] is not None and device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"])
 

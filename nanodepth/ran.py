@@ -8,49 +8,41 @@ import ast
 import hashlib
 import sys
 from dataclasses import fields
-from functools import lru_cache
-from importlib.machinery import PathFinder, SourceFileLoader
+from importlib.machinery import SourceFileLoader
 from importlib.util import resolve_name
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DECIDE = "train.py", "muon.py", "nanodepth/data.py", "nanodepth/devices.py", "nanodepth/scoring.py"
 FREE = {"seed", "preset", "data", "out", "resume", "device", "threads", "compile", "deterministic", "micro_batch",
-        "eval_every", "eval_tokens", "final_eval_tokens", "save_every", "wandb"}        # options that change no loss
-GONE = {"sample_every", "tensorboard"}                  # neither did these of older runs
+        "eval_every", "eval_tokens", "final_eval_tokens", "save_every", "wandb",        # options that change no loss
+        "sample_every", "tensorboard"}                                                  # (of older runs)
 texts = {}                                              # {file: its source text when it was imported, in bytes}
 
 
-class Loader(SourceFileLoader):
-    """Imports a module from its source text, which it keeps, and never from a .pyc."""
-
-    def get_code(self, name):
-        texts[place(self.path)] = source = self.get_data(self.path)
-        return self.source_to_code(source, self.path)
-
-
-class Finder:
-    """Finds the modules of this repository, for Python's import."""
-
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        spec = PathFinder.find_spec(name, path, target) if is_ours(name.partition(".")[0]) else None
-        if spec and type(spec.loader) is SourceFileLoader and ROOT in place(spec.origin).parents:
-            spec.loader = Loader(name, spec.origin)
-        return spec
-
-
-@lru_cache
-def is_ours(name):
-    return (ROOT / f"{name}.py").is_file() or (ROOT / name / "__init__.py").is_file()
-
-
 def keep_texts():
-    """From now on the source text of what is imported is kept; that of the running script is read now."""
-    sys.meta_path.insert(0, Finder)
-    file = getattr(sys.modules["__main__"], "__file__", None)
-    if file and Path(file).is_file():
-        texts[place(file)] = Path(file).read_bytes()
+    """From now on Python imports our modules from their source text, never from a .pyc, and the text is kept. That of
+    the running script is read now.
+    """
+    plain = SourceFileLoader.get_code
+
+    def get_code(loader, name):
+        file = place(loader.path)
+        if not is_ours(file):
+            return plain(loader, name)
+        texts[file] = source = loader.get_data(loader.path)
+        return loader.source_to_code(source, loader.path)
+
+    SourceFileLoader.get_code = get_code
+    main = getattr(sys.modules["__main__"], "__file__", None)
+    if main and Path(main).is_file():
+        texts[place(main)] = Path(main).read_bytes()
+
+
+def is_ours(file):
+    """Whether a file is a script or in a package of this repository."""
+    top = ROOT in file.parents and ROOT / file.relative_to(ROOT).parts[0]
+    return bool(top) and (top.suffix == ".py" or (top / "__init__.py").is_file())
 
 
 def place(file):
@@ -67,8 +59,7 @@ def files(module):
     while left:
         module = left.pop()
         file = place(getattr(module, "__file__", None) or ROOT)
-        ours = ROOT in file.parents and is_ours(file.relative_to(ROOT).parts[0].removesuffix(".py"))
-        if not ours or file in found or file.name == "__init__.py":
+        if not is_ours(file) or file in found or file.name == "__init__.py":
             continue
         found.append(file)
         names = [base.__module__ for x in vars(module).values() if isinstance(x, type) for base in x.__mro__]
@@ -114,7 +105,7 @@ def copy(code, folder):
 def what(config):
     """{name: value} of all that decides a run's losses but its seed, from its config.json."""
     return {"model": config["model"], **config["model_config"],
-            **{name: x for name, x in config["options"].items() if name not in FREE | GONE},
+            **{name: x for name, x in config["options"].items() if name not in FREE},
             "data": config["data"]["fingerprint"], "torch": config["versions"]["torch"], **config.get("code", {})}
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import models
 
 OBPM = dict(block_size=16, vocab_size=260, n_layer=3, n_head=2, n_embd=16, mlp_hidden_dim=None, mlp_ratio=3.0,
             weight_tying=False, act_type="swiglu", rope_theta=500.0, rmsnorm_eps=1e-6, rmsnorm_use_weight=True,

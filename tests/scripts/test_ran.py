@@ -50,10 +50,8 @@ def zoo(tmp_path, monkeypatch):
     monkeypatch.setattr(ran, "ROOT", tmp_path)
     monkeypatch.setattr(ran, "DECIDE", ())
     monkeypatch.syspath_prepend(tmp_path)
-    ran.is_ours.cache_clear()
     write("__init__.py", "")
     yield write
-    ran.is_ours.cache_clear()
     for name in [name for name in sys.modules if name.split(".")[0] == "zoo"]:
         del sys.modules[name]
 

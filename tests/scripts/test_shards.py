@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from data_prep import write_shard
 from folders import make, meta_of, shard_bytes
 from nanodepth import data
 from nanodepth.cli import UserError
 from nanodepth.data import Data, find_folder, read_shard
-from nanodepth.shards import write_shard
 
 
 def test_shard_bytes_and_round_trip(tmp_path):
