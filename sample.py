@@ -13,7 +13,7 @@ import torch
 import models
 import nanodepth
 from nanodepth.cli import Parser, UserError, run_folder, run_script
-from nanodepth.devices import autocast, cast_weights, find_device
+from nanodepth.devices import autocast, find_device
 
 
 def parse(argv):
@@ -56,6 +56,13 @@ def read_prompt(args, tokenizer, room):
         print(f"sample.py: only the last {room:,} of the prompt's {len(tokens):,} tokens fit: the model's max_len must "
               f"also hold the {args.max_new_tokens} new ones", file=sys.stderr)
     return tokens[max(0, len(tokens) - room):]
+
+
+def cast_weights(model, dtype):
+    """Casts the matrices of a model to bf16, if that is the dtype: once, and not for every token, as autocast does."""
+    for part in model.modules() if dtype == "bf16" else ():
+        if isinstance(part, (torch.nn.Linear, torch.nn.Embedding)):
+            part.weight.data = part.weight.data.bfloat16()
 
 
 def main(argv):
