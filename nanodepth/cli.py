@@ -17,21 +17,18 @@ import models
 from models import UserError, user_errors  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent                   # the repository
-ELSEWHERE = {  # what other code bases call our flags
-    "muon_lr --adamw_lr": "lr learning_rate max_lr", "d_model": "n_embd hidden_size dim model_dim",
-    "d_model --n_head": "head_dim d_head", "n_layer": "num_hidden_layers num_layers n_layers depth",
-    "n_head": "num_attention_heads n_heads num_heads",
-    "n_kv_head": "num_key_value_heads n_kv_heads", "d_ff": "intermediate_size mlp_hidden_dim",
-    "max_len": "max_position_embeddings", "seq_len": "block_size max_seq_len sequence_length context_length",
+ELSEWHERE = {  # what nanoGPT, nanochat and transformers call our flags
+    "muon_lr --adamw_lr": "lr learning_rate", "d_model": "n_embd hidden_size", "d_model --n_head": "head_dim",
+    "n_layer": "num_hidden_layers depth", "n_head": "num_attention_heads", "n_kv_head": "num_key_value_heads",
+    "d_ff": "intermediate_size", "max_len": "max_position_embeddings", "seq_len": "block_size max_seq_len",
     "batch_tokens --micro_batch": "batch_size total_batch_size device_batch_size per_device_train_batch_size "
                                   "gradient_accumulation_steps",
-    "max_steps": "max_iters lr_decay_iters num_iterations num_steps num_train_steps epochs num_epochs num_train_epochs",
-    "eval_every": "eval_interval eval_steps", "schedule": "lr_scheduler_type decay_lr", "final_lr_frac": "min_lr",
-    "warmup_steps": "warmup_iters", "eval_tokens": "eval_iters", "save_every": "save_steps save_interval",
-    "grad_clip": "max_grad_norm", "out": "out_dir output_dir", "data": "dataset data_dir",
-    "wandb": "wandb_log wandb_project report_to", "init_from": "pretrained model_name_or_path", "model": "model_type",
-    "resume": "resume_from_checkpoint", "dtype": "torch_dtype precision bf16 fp16", "train_bpe": "vocab_size",
-    "prompt": "start", "n": "num_samples num_return_sequences", "max_new_tokens": "max_tokens max_length length"}
+    "max_steps": "max_iters num_iterations epochs num_train_epochs", "eval_every": "eval_interval eval_steps",
+    "schedule": "lr_scheduler_type decay_lr", "final_lr_frac": "min_lr", "warmup_steps": "warmup_iters",
+    "eval_tokens": "eval_iters", "save_every": "save_steps", "grad_clip": "max_grad_norm", "out": "out_dir output_dir",
+    "data": "dataset", "wandb": "wandb_log report_to", "init_from": "model_name_or_path", "train_bpe": "vocab_size",
+    "resume": "resume_from_checkpoint", "dtype": "bf16 fp16", "prompt": "start", "n": "num_samples",
+    "max_new_tokens": "max_length"}
 
 
 def run_script(script, main, memory="use a smaller model, or fewer tokens at a time"):
@@ -81,13 +78,8 @@ def of_the_machine(error, memory):
             f"this needs a package that is missing: pip install {package}")
     if type(error).__name__.startswith("Dist") or "/gloo/" in text:         # torch.distributed's errors
         return UserError(f"another process has died, so this one stopped: go on with --resume ({one_line(error)})", 1)
-    if cut_off := re.search(r"(\S+\.so): file too short", text):
-        return UserError(f"{cut_off[1]} is cut off, because the compiler was killed while it wrote this file: delete "
-                         "it and run again")
     if type(error).__module__.startswith("wandb"):
         return UserError(f"--wandb: {one_line(error)}")
-    if "does not have a deterministic implementation" in text:
-        return UserError(f"{text.split(',')[0]}: leave out --deterministic")
 
 
 def out_of_memory(error):
@@ -151,12 +143,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         raise UserError(message)
-
-    def parse_known_args(self, args=None, namespace=None):
-        for word in sys.argv[1:] if args is None else args:
-            if word.startswith("--") and word.endswith("=--"):              # before Python 3.13 an empty list
-                self.error(f"{word[:-3]} needs a value")
-        return super().parse_known_args(args, namespace)
 
     def parse_args(self, args=None, namespace=None):
         parsed, unknown = self.parse_known_args(args, namespace)
