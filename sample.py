@@ -75,8 +75,7 @@ def main(argv):
     dtype, max_len = config["options"]["dtype"], model.config.max_len
     cast_weights(model, dtype)
     args.max_new_tokens = args.max_new_tokens or min(256, max(1, max_len // 2))
-    bos, ends = (config.get(key, tokenizer.eot_token) for key in ("bos", "eos"))
-    ends = ends if isinstance(ends, list) else [ends]
+    eot = tokenizer.eot_token                                               # begins and ends a text
     if args.max_new_tokens >= max_len:
         raise UserError(f"--max_new_tokens {args.max_new_tokens}: at most {max_len - 1} fit in max_len {max_len} of "
                         f"{args.run}")
@@ -84,14 +83,14 @@ def main(argv):
 
     def text_of(tokens):
         """The prompt and these tokens as text, up to the first end-of-text token."""
-        end = next((i for i, t in enumerate(tokens) if t in ends), len(tokens))
+        end = next((i for i, t in enumerate(tokens) if t == eot), len(tokens))
         return tokenizer.decode([t for t in (*prompt, *tokens[:end]) if t < tokenizer.n_vocab])     # other ids: no text
 
     if args.compile:                                                        # but not for the prompt
         eager, compiled = model.forward, torch.compile(model.forward, fullgraph=True)
         model.forward = lambda idx, cache: (compiled if idx.size(1) == 1 else eager)(idx, cache=cache)
     torch.manual_seed(args.seed)
-    idx = torch.tensor([[bos, *prompt]], device=device).repeat(args.n, 1)   # first: it may not fit in memory
+    idx = torch.tensor([[eot, *prompt]], device=device).repeat(args.n, 1)   # first: it may not fit in memory
     samples, shown = [[] for _ in range(args.n)], 0
     with autocast(device, dtype):
         for new in model.generate(idx, args.max_new_tokens, args.temperature, args.top_k, args.top_p,
@@ -102,11 +101,11 @@ def main(argv):
             if not text.endswith("\ufffd"):                                 # half a character
                 print(text[shown:], end="", flush=True)
                 shown = len(text)
-            if all(set(ends) & set(tokens) for tokens in samples):
+            if all(eot in tokens for tokens in samples):
                 break
     for i, tokens in enumerate(samples):
         print(text_of(tokens)[shown:] if args.n == 1 else f"--- {i + 1}\n{text_of(tokens)}")
-    if args.n == 1 and tokens[-1] in ends:
+    if args.n == 1 and tokens[-1] == eot:
         print(f"sample.py: the model ended the text after {len(tokens) - 1} tokens", file=sys.stderr)
     return 0
 

@@ -58,24 +58,19 @@ class HarnessLM(TemplateLM):
         super().__init__()
         self._device = find_device(device)
         self.model, self.encoding, config = nanodepth.load(run, self._device)
-        self.prefix_token_id, ends = (config.get(key, self.encoding.eot_token) for key in ("bos", "eos"))
-        self.ends, self.begin = ends if isinstance(ends, list) else [ends], config.get("begin", [])
-        self.eot_token_id, self.n_vocab = self.ends[0], config.get("n_vocab")               # later ids are padding
+        self.prefix_token_id = self.eot_token_id = self.encoding.eot_token
+        self.n_vocab = config.get("n_vocab")                                # later ids are padding
         self.batch_tokens, self.seq_len = batch_tokens, seq_len or self.model.config.max_len
         if self.seq_len > self.model.config.max_len:
             raise UserError(f"--seq_len {seq_len} is longer than max_len {self.model.config.max_len} of {run}")
         self.name, self.autocast = config["model"], autocast(self._device, config["options"]["dtype"])
 
     def tok_encode(self, string, add_special_tokens=True, **kwargs):
-        """The tokens of a text, after those that the model's own tokenizer puts before every text (Llama's `<s>`).
-
-        UserError for a continuation without tokens after the context "".
-        """
+        """The tokens of a text. UserError for a continuation without tokens after the context ""."""
         tokens = self.encoding.encode_ordinary(string)
         if add_special_tokens is False and not tokens:                      # TemplateLM would take their first
             raise UserError(f"the continuation {string!r} has no tokens: it cannot be scored")
-        begun = add_special_tokens is False or tokens[:len(self.begin)] == self.begin
-        return tokens if begun else [*self.begin, *tokens]
+        return tokens
 
     def prompts(self, contexts, rooms):
         """The last rooms[i] tokens of each context; says how many are cut. An empty one becomes the prefix token."""
@@ -139,15 +134,16 @@ class HarnessLM(TemplateLM):
             print(f"{fewer:,} of {len(asked):,} continuations get fewer than the {max(asked):,} tokens that the task "
                   f"asks for: prompt and continuation share {self.seq_len:,} tokens", file=sys.stderr)
         contexts, texts = self.prompts(contexts, [self.seq_len - n for n in limits]), []
+        eot = self.eot_token_id
         bar = tqdm(zip(contexts, limits, stops), "continuations", len(asked), disable=disable_tqdm or None, leave=False)
         with self.autocast:
             for context, limit, stop in bar:
                 idx, made, text, found = torch.tensor([context], device=self._device), [], "", []
                 for token in self.model.generate(idx, limit, temperature=0, n_vocab=self.n_vocab):
                     made.append(token.item())
-                    text = self.encoding.decode([t for t in made if t < self.encoding.n_vocab and t not in self.ends])
+                    text = self.encoding.decode([t for t in made if t < self.encoding.n_vocab and t != eot])
                     found = [text.find(word) for word in stop if word and word in text]
-                    if found or made[-1] in self.ends:
+                    if found or made[-1] == eot:
                         break
                 texts.append(text[:min(found, default=None)])
         return texts

@@ -15,8 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 DECIDE = "train.py", "muon.py", "nanodepth/data.py", "nanodepth/devices.py", "nanodepth/scoring.py"
 FREE = {"seed", "preset", "data", "out", "resume", "device", "threads", "compile", "deterministic", "micro_batch",
-        "eval_every", "eval_tokens", "final_eval_tokens", "save_every", "wandb",        # options that change no loss
-        "sample_every", "tensorboard"}                                                  # (of older runs)
+        "eval_every", "eval_tokens", "final_eval_tokens", "save_every", "wandb"}        # options that change no loss
+GONE = {"sample_every", "tensorboard"}                  # neither did these of older runs
 texts = {}                                              # {file: its source text when it was imported, in bytes}
 
 
@@ -105,7 +105,7 @@ def copy(code, folder):
 def what(config):
     """{name: value} of all that decides a run's losses but its seed, from its config.json."""
     return {"model": config["model"], **config["model_config"],
-            **{name: x for name, x in config["options"].items() if name not in FREE},
+            **{name: x for name, x in config["options"].items() if name not in FREE | GONE},
             "data": config["data"]["fingerprint"], "torch": config["versions"]["torch"], **config.get("code", {})}
 
 

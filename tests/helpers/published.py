@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-
 OBPM = dict(block_size=16, vocab_size=260, n_layer=3, n_head=2, n_embd=16, mlp_hidden_dim=None, mlp_ratio=3.0,
             weight_tying=False, act_type="swiglu", rope_theta=500.0, rmsnorm_eps=1e-6, rmsnorm_use_weight=True,
             rmsnorm_use_bias=False, norm_pos="before", qk_norm=True, clip_qkv=None, yarn_enabled=False,
@@ -19,17 +18,12 @@ MUDD = dict(model_type="muddformer", block_size=16, vocab_size=37, n_layer=4, n_
             head_dim=8, intermediate_size=300, rope_base=500, norm_eps=1e-6, use_qk_norm=True, dense=True,
             dynamic_dense=True, dense_type="qkvr", sepln=True, round64=True, expand_last=True, stack_hidden=False,
             tie_word_embeddings=False)
-LLAMA = dict(model_type="llama", vocab_size=37, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
-             num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=16, rms_norm_eps=1e-5,
-             rope_theta=500.0, hidden_act="silu", tie_word_embeddings=False, rope_scaling=None, attention_bias=False,
-             mlp_bias=False)
-QWEN3 = dict(LLAMA, model_type="qwen3", head_dim=4, use_sliding_window=False)
 GPT2 = dict(model_type="gpt2", vocab_size=37, n_positions=16, n_embd=16, n_layer=2, n_head=4, n_inner=None,
             activation_function="gelu_new", layer_norm_epsilon=1e-5)
 PYTHIA = dict(model_type="gpt_neox", vocab_size=37, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
               num_attention_heads=2, max_position_embeddings=16, layer_norm_eps=1e-5, hidden_act="gelu",
               rotary_pct=0.25, rotary_emb_base=500, use_parallel_residual=True, tie_word_embeddings=False)
-CLASSES = dict(llama=("Llama", LLAMA), qwen3=("Qwen3", QWEN3), gpt2=("GPT2", GPT2), pythia=("GPTNeoX", PYTHIA))
+CLASSES = dict(gpt2=("GPT2", GPT2), pythia=("GPTNeoX", PYTHIA))
 IDX = torch.randint(37, (2, 9), generator=torch.Generator().manual_seed(0))
 
 
@@ -119,7 +113,7 @@ def family(layout):
         base = CLASSES[layout][1]
         shaped = {key: changes[key] for key in ("vocab_size", "tie_word_embeddings") if key in changes}
         tensors = dict(theirs(layout, base | shaped).named_parameters())
-        named = dict(gpt2=("transformer.", ""), pythia=("lm_head", "embed_out")).get(layout, ("", ""))    # in the files
+        named = dict(gpt2=("transformer.", ""), pythia=("lm_head", "embed_out"))[layout]            # in the files
         return {**base, **changes}, {name.replace(*named): p.detach() for name, p in tensors.items()}
     return make
 
@@ -204,14 +198,11 @@ def mudd_logits(c, p):
     return norm(inputs[0], p["norm.weight"]) @ p["output.weight"].T
 
 
-def tokenizer_json(vocab, before=None):
-    """The text of a tokenizer.json of words; `before`: the token that it puts before every text."""
-    first = {"SpecialToken": {"id": before, "type_id": 0}}
-    template = {"type": "TemplateProcessing", "single": [first, {"Sequence": {"id": "A", "type_id": 0}}], "pair": [],
-                "special_tokens": {before: {"id": before, "ids": [vocab.get(before)], "tokens": [before]}}}
+def tokenizer_json(vocab):
+    """The text of a tokenizer.json of words."""
     return json.dumps({
         "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "added_tokens": [],
-        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": template if before else None, "decoder": None,
+        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None,
         "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "</s>"}})
 
 
@@ -229,4 +220,3 @@ def save(layout, folder, config, tensors):
 
 
 MAKE = dict(exoformer=obpm, muddformer=mudd, **{layout: family(layout) for layout in CLASSES})
-llama = MAKE["llama"]

@@ -196,7 +196,7 @@ def test_a_folder_that_no_run_can_train_on(file, raw, said, refused, tmp_path):
     ("data_prep.py", data_prep.main, f"text a.parquet {OUT}", "pyarrow"),
     ("data_prep.py", data_prep.main, f"text a.txt.zst {OUT}", "zstandard"),
     ("data_prep.py", data_prep.main, "text a.txt --out x --train_bpe 300", "rustbpe"),
-    ("convert.py", convert.main, "llama . --out x --tokenizer byte", "safetensors"),
+    ("convert.py", convert.main, "gpt2 . --out x --tokenizer byte", "safetensors"),
     ("eval.py", eval_py.main, "run --tasks exo", "lm_eval"), ("train.py", train.main, "--wandb", "wandb")])
 def test_a_package_that_is_missing(script, main, words, package, refused, whole, tmp_path, monkeypatch):
     for name in ("a.parquet", "a.txt.zst", "a.txt", "model.safetensors"):

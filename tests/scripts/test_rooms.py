@@ -16,7 +16,7 @@ from small import ROOT
 SCRIPTS = {path.stem for path in ROOT.glob("*.py")} - {"muon"}
 OURS = {"models", "nanodepth", "probes", "muon"} | SCRIPTS
 MAY_NAME_MODELS = {"presets", "test_presets",                        # papers' tables, layouts of published checkpoints
-                   "published", "test_convert", "test_convert_mistakes", "test_probes"}
+                   "convert", "published", "test_convert", "test_convert_mistakes", "test_probes"}
 
 
 def imports(path):

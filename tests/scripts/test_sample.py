@@ -66,22 +66,21 @@ def test_a_long_prompt_keeps_its_end(whole, scripts, tmp_path):
     assert done.stdout == continued(whole, " cat sat on a mat and the cat ran", 30, 0, temperature=0) + "\n"
 
 
-@pytest.mark.parametrize("ends", [{}, {"bos": 5, "eos": [256, 99]}])
-def test_a_text_ends_where_the_model_ends_it(ends, whole, monkeypatch, capsys):
-    """And nothing is computed behind it. A converted model's config.json may say what begins and ends its texts."""
+def test_a_text_ends_where_the_model_ends_it(whole, monkeypatch, capsys):
+    """And nothing is computed behind it."""
     model, tokenizer, config = nanodepth.load(whole)
-    monkeypatch.setattr(nanodepth, "load", lambda *args: (model, tokenizer, config | ends))
+    monkeypatch.setattr(nanodepth, "load", lambda *args: (model, tokenizer, config))
     seen, first = [], []
     model.embed.register_forward_pre_hook(lambda module, inputs: first.append(inputs[0][0, 0].item()))
 
     def choose(module, inputs, logits):
         seen.append(len(seen))
-        wanted = torch.tensor(97 if len(seen) < 4 else 99 if ends else 256)
+        wanted = torch.tensor(97 if len(seen) < 4 else 256)
         return logits + 1e4 * F.one_hot(wanted, logits.size(-1))
     model.head.register_forward_hook(choose)
     assert sample.main([str(whole), "--prompt", "b", "--max_new_tokens", "20"]) == 0
     said = capsys.readouterr()
-    assert said.out == "baaa\n" and len(seen) == 4 and first[0] == ends.get("bos", 256)
+    assert said.out == "baaa\n" and len(seen) == 4 and first[0] == 256
     assert said.err == "sample.py: the model ended the text after 3 tokens\n"
     assert sample.main([str(whole), "--prompt", "b"]) == 0                  # by default as many tokens as fit
 
