@@ -1,18 +1,15 @@
 """Reads text files document by document."""
 import glob
-import io
+import gzip
 import json
 import lzma
 import os
-import zlib
 from pathlib import Path
 
 from tqdm import tqdm
 
 from nanodepth.cli import UserError, one_line
 from nanodepth.tokenizers import EOT
-
-POINTER = b"version https://git-lfs.github.com/spec/"                   # how a Git LFS pointer begins
 
 
 def text_files(paths):
@@ -37,27 +34,13 @@ def text_files(paths):
 
 
 def files_below(folder):
-    """The files of KINDS in a folder and below it, without hidden ones. Links to folders are followed, once each.
-
-    UserError if there are none, OSError if a folder cannot be read.
-    """
-    def stop(error):
-        raise error
-
-    found, others, seen = [], 0, set()
-    for place, below, names in os.walk(folder, onerror=stop, followlinks=True):
-        if os.path.realpath(place) in seen:
-            below.clear()
-            continue
-        seen.add(os.path.realpath(place))
-        below[:] = sorted(name for name in below if not name.startswith("."))
-        paths = [os.path.join(place, name) for name in names if not name.startswith(".")]
-        paths = [path for path in paths if os.path.isfile(path)]        # a dangling link is no file
-        found += [path for path in paths if kind_of(path)]
-        others += sum(not kind_of(path) for path in paths)
+    """The files of KINDS in a folder and below it, without hidden ones. UserError if there are none."""
+    files = [path for path in Path(folder).rglob("*") if path.is_file()]
+    files = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    found = [str(path) for path in files if kind_of(path.name)]
     if not found:
         raise UserError(f"{folder}: no text in this folder: {KNOWN} are read")
-    if others:
+    if others := len(files) - len(found):
         print(f"{folder}: other kinds of files, left out: {others:,} ({KNOWN} are read)")
     return found
 
@@ -71,22 +54,15 @@ def documents(files, field="text", label="reading"):
     """Yields the text of each document in files of KINDS, in order.
 
     field: which field of .jsonl and .parquet has the text. Skips rows whose text is empty or null, and prints how many.
-    Prints how many lines of a .txt or .md hold <|endoftext|> but separate nothing, because there is more on them.
     UserError with file and line if something cannot be read.
     """
-    n_empty, n_kept, files = 0, 0, [str(file) for file in files]
+    n_empty, files = 0, [str(file) for file in files]
     total = sum(map(os.path.getsize, files))
     with tqdm(total=total, unit="B", unit_scale=True, desc=label, disable=None, leave=False) as bar:
         for file in files:
             begin = bar.n
             with open(file, "rb") as disk:
-                if disk.read(len(POINTER)) == POINTER:
-                    raise UserError(f"{file}: a Git LFS pointer and not the file itself: run git lfs pull")
-                disk.seek(0)
-                read = KINDS[kind_of(file)]
-                for text in read(disk, field):
-                    if read is text_documents and EOT in text:
-                        n_kept += sum(EOT in line for line in text.split("\n"))
+                for text in KINDS[kind_of(file)](disk, field):
                     bar.update(begin + disk.tell() - bar.n)
                     if text:
                         yield text
@@ -94,40 +70,20 @@ def documents(files, field="text", label="reading"):
                         n_empty += 1
     if n_empty:
         print(f"{label}: skipped {n_empty:,} rows without text")
-    if n_kept:
-        print(f"{label}: kept {n_kept:,} lines with {EOT} and more as text; alone on its line, it separates documents")
-
-
-def unpacked(disk, new_frame):
-    """Yields the lines of a compressed file as bytes. Its frames may have zero bytes between them as padding."""
-    frame, line = None, []                                              # line: pieces of the current line
-    while packed := disk.read(2**14):
-        while packed := packed if frame else packed.lstrip(b"\0"):
-            frame = frame or new_frame()
-            try:
-                text = frame.decompress(packed)
-            except Exception as e:                                      # each kind of archive has its own errors
-                raise UserError(f"{disk.name}: broken or truncated archive ({one_line(e)})") from None
-            for piece in io.BytesIO(text):
-                line.append(piece)
-                if piece.endswith(b"\n"):
-                    yield b"".join(line)
-                    line = []
-            packed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
-    if frame:
-        raise UserError(f"{disk.name}: broken or truncated archive (the last frame has no end)")
-    if line:
-        yield b"".join(line)
 
 
 def lines_of(disk):
     """Yields (number from 1, text) of a file's lines, decompressed, without the byte order mark of some editors."""
-    new_frame = PACKINGS.get(Path(disk.name).suffix.lower())
-    for i, line in enumerate(unpacked(disk, new_frame) if new_frame else disk, 1):
-        try:
+    unpack, i = PACKINGS.get(Path(disk.name).suffix.lower()), 0
+    try:
+        for i, line in enumerate(unpack(disk) if unpack else disk, 1):
             yield i, line.decode().removeprefix("\ufeff")
-        except UnicodeDecodeError as e:
-            raise UserError(f"{disk.name}:{i}: not UTF-8 text (byte 0x{line[e.start]:02x}): convert it") from None
+    except UnicodeDecodeError as e:
+        raise UserError(f"{disk.name}:{i}: not UTF-8 text (byte 0x{e.object[e.start]:02x}): convert it") from None
+    except UserError:
+        raise
+    except Exception as e:                                              # each kind of archive has its own errors
+        raise UserError(f"{disk.name}: broken or truncated archive ({one_line(e)})") from None
 
 
 def text_documents(disk, field):
@@ -172,12 +128,18 @@ def parquet_documents(disk, field):
         raise UserError(f"{disk.name}: broken or truncated ({one_line(e)})") from None
 
 
-def zst_frame():
-    import zstandard
-    return zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()
+def unzst(disk):
+    try:
+        from compression import zstd                                        # since Python 3.14
+    except ImportError:
+        try:
+            import backports.zstd as zstd
+        except ImportError:
+            raise UserError(f"{disk.name}: .zst needs a package that is missing: pip install backports.zstd") from None
+    return zstd.open(disk, options={zstd.DecompressionParameter.window_log_max: 31})
 
 
-PACKINGS = {".gz": lambda: zlib.decompressobj(31), ".xz": lzma.LZMADecompressor, ".zst": zst_frame}     # of one frame
+PACKINGS = {".gz": gzip.open, ".xz": lzma.open, ".zst": unzst}
 KINDS = {kind + packing: read for packing in ("", *PACKINGS)
          for kind, read in ((".txt", text_documents), (".md", text_documents), (".jsonl", jsonl_documents))}
 KINDS[".parquet"] = parquet_documents
