@@ -35,12 +35,9 @@ GROUPS = {
         "LAMBADA": "lambada_openai", "PIQA": "piqa", "WinoGrande": "winogrande", "ARC-E": "arc_easy",
         "ARC-C": "arc_challenge", "SciQ": "sciq", "LogiQA": "logiqa", "BoolQ": "boolq", "HellaSwag": "hellaswag",
         "RACE-H": "race"}.items()}),
-    "recall": (0, {column: (task, "contains") for column, task in {     # SATFormer, table 2
-        "TriviaQA": "triviaqa_completion", "SWDE": "swde", "SQuAD": "squad_completion", "NQ": "nq_completion",
-        "FDA": "fda", "DROP": "drop_completion"}.items()}),
+    "recall": (0, {column: (task, "contains") for column, task in {     # SATFormer, table 2; of its six lm_eval has these
+        "SWDE": "swde", "SQuAD": "squad_completion", "FDA": "fda"}.items()}),
 }
-COMPLETION = {"triviaqa_completion": "hazyresearch/based_triviaqa", "nq_completion": "hazyresearch/based_nq_2048",
-              "drop_completion": "hazyresearch/based_drop"}         # the data of tasks that lm_eval lacks
 GREEDY = {"until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k"}            # what a task may ask for
 PERCENT = re.compile(r"(.*_)?(acc|accuracy)(_.*)?|contains|exact_match")     # metrics in 0 ... 1, shown in percent
 
@@ -152,26 +149,6 @@ class HarnessLM(TemplateLM):
 # ------------------------------------------------------------------------------------------------------------ the tasks
 
 
-def completion_task(name, dataset):
-    """A task: the model continues a passage and an unfinished sentence. Correct if an answer is in the continuation.
-
-    Form and data are those of Arora et al., "Just read twice" (arXiv:2407.05483): fields context, question, answers.
-    """
-    def text(doc):
-        context, question = re.sub(r"\[(PAR|DOC|TLE)\]", "", doc["context"]).strip(), doc["question"].strip()
-        while question and context.lower().endswith(question.lower()):
-            context = context[:-len(question)].rstrip()
-        return f"{context.rstrip('.')}. {question}"
-
-    def contains(doc, results):
-        return {"contains": float(any(answer.lower() in results[0].lower() for answer in doc["answers"]))}
-
-    return {"task": name, "dataset_path": dataset, "output_type": "generate_until", "test_split": "validation",
-            "num_fewshot": 0, "doc_to_text": text, "doc_to_target": lambda doc: doc["answers"][0],
-            "process_results": contains, "generation_kwargs": {"until": ["\n"], "max_gen_toks": 48},
-            "metric_list": [{"metric": "contains", "aggregation": "mean", "higher_is_better": True}]}
-
-
 def find_tasks(names, task_dir):
     """(lm_eval's task manager, {table: its tasks}): one table per group of GROUPS, and "tasks" for all other tasks.
 
@@ -187,17 +164,15 @@ def find_tasks(names, task_dir):
     tables = {name: list(dict.fromkeys(task for task, _ in GROUPS[name][1].values())) for name in groups}
     if len(groups) < len(names):
         tables["tasks"] = [name for name in names if name not in GROUPS]
-    known = {*manager.all_tasks, *({} if task_dir else COMPLETION)}
-    if unknown := [task for tasks in tables.values() for task in tasks if task not in known]:
+    if unknown := [task for tasks in tables.values() for task in tasks if task not in manager.all_tasks]:
         raise UserError(f"no task {unknown[0]!r} in {task_dir or 'lm_eval'}; groups are {', '.join(GROUPS)}")
     return manager, tables
 
 
 def run_tasks(lm, names, manager, num_fewshot, limit):
     """What lm_eval.evaluate returns. UserError for tasks that do not load."""
-    specs = [name if name in manager.all_tasks else completion_task(name, COMPLETION[name]) for name in names]
     try:
-        loaded = manager.load(specs)
+        loaded = manager.load(names)
     except Exception as e:                                                  # a broken task file raises anything
         raise UserError(f"{', '.join(names)} cannot be loaded ({type(e).__name__}: {one_line(e)}): lm_eval must "
                         "download data once; or give your own task files with --task_dir") from None

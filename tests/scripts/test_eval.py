@@ -374,21 +374,3 @@ def test_recall_reads_2048_tokens(tmp_path, monkeypatch):
             "recall": {0, None}, "exo": {5, None}, "tasks": {None}}
         assert tables["recall"]["Avg."]["value"] == 50
     assert seen == [2048, 3000, 3000, 2500, 2500, 2500]
-
-
-# --------------------------------------------------------------------------------------------------------------- recall
-
-
-def test_completion_task(place, tmp_path):
-    docs = [{"context": "Anna met [PAR] Ben.  The one she met was", "question": "The one she met was",
-             "answers": ["Ben", "Benjamin"]},
-            {"context": "It rained in May", "question": "It rained in the month of", "answers": ["may"]}]
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "validation.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in docs))
-    from lm_eval.tasks import TaskManager
-    config = benchmarks.completion_task("x", str(tmp_path / "data"))
-    task = TaskManager(include_defaults=False).load([config])["tasks"]["x"]
-    assert [task.doc_to_text(doc) for doc in docs] == [
-        "Anna met  Ben. The one she met was", "It rained in May. It rained in the month of"]
-    assert [task.process_results(docs[0], [text])["contains"] for text in (" called BEN Smith", " Be n")] == [1.0, 0.0]
-    assert task.config.generation_kwargs == {"until": ["\n"], "max_gen_toks": 48}
