@@ -321,7 +321,6 @@ def train(run, batches, flops, stops):
         for optimizer in run.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=not ranks.parallel)                     # several ranks: kept for DDP
-        ranks.share_buffers(model)
 
         now, lr, n_done = time.perf_counter(), run.optimizers[0].param_groups[0]["lr"], step + 1 - run.start
         seconds, began = now - since, now if n_done == 1 else began

@@ -176,17 +176,8 @@ class Ranks:
         """The model; under torchrun, in DDP, which averages the gradients over the ranks."""
         if not self.parallel:
             return model
-        same = [name for name, _ in model.named_buffers()]                  # not sent, but see share_buffers()
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, same)
         return DistributedDataParallel(model, device_ids=[self.device.index] if self.device.type == "cuda" else None,
                                        gradient_as_bucket_view=True)        # one copy of gradients
-
-    def share_buffers(self, model):
-        """Rank 0's buffers, on every rank: those that are saved, since training may change them (running means)."""
-        saved = model.state_dict() if self.parallel else ()
-        for name, buffer in model.named_buffers():
-            if name in saved:
-                dist.broadcast(buffer, 0)
 
     def sum(self, tensor):
         """Adds up a tensor over the ranks, in place."""
