@@ -83,8 +83,6 @@ class Options:                      # the preset changes some of these values: -
         if self.warmup_steps > self.max_steps:
             raise UserError(f"--max_steps {self.max_steps} is shorter than the warm-up, --warmup_steps "
                             f"{self.warmup_steps}")
-        if (self.out or "").startswith("-"):
-            raise UserError(f"--out {self.out}: the name of a run folder cannot begin with -")
 
 
 # ---------------------------------------------------------------------------------------------------- the command line
@@ -127,7 +125,7 @@ def parse(argv):
     return Options(**chosen), config, flags
 
 
-# --------------------------------------------------------------------------------------------------------- the schedule
+# ------------------------------------------------------------------------------------------------------------- the run
 
 
 def lr_scale(step, options):
@@ -140,9 +138,6 @@ def lr_scale(step, options):
     n_decay = round(options.decay_frac * options.max_steps)
     decayed = max(0, step + 1 - (options.max_steps - n_decay)) / max(1, n_decay)
     return 1.0 - (1 - options.final_lr_frac) * decayed
-
-
-# ------------------------------------------------------------------------------------------------------------- the run
 
 
 def open_data(options, ranks):
@@ -196,8 +191,7 @@ def main(argv):
 
     data = open_data(options, ranks)
     model = build_model(options, config, flags, data, ranks.device)
-    if ranks.rank:                                          # the same weights, but dropout of its own
-        seed_generators(options.seed + ranks.rank)
+    seed_generators(options.seed + ranks.rank)              # the same weights, but dropout of its own
     batches = Batches(data, options, ranks, model)
     with user_errors(f"models/{options.model}.py: "):
         optimizers = muon.optimizers(model, options)
@@ -261,13 +255,6 @@ def validate(run, batches, step, stops):
     return row
 
 
-def check_gradients(model, options):
-    """UserError, after a backward pass, if a parameter took no part in it."""
-    if unused := [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]:
-        raise UserError(f"{models.path(options.model)}: {unused[0]} takes no part in the loss: use it in forward, or "
-                        "delete it")
-
-
 def train(run, batches, flops, stops):
     """The loop -> (exit code, closing message). Losses are in nats per token, over all ranks."""
     options, model, ranks = run.options, run.model, run.ranks
@@ -310,7 +297,7 @@ def train(run, batches, flops, stops):
             micro_loss.backward()
             loss += micro_loss.detach()
             if step == run.start and i == 0:
-                check_gradients(model, options)
+                models.check_gradients(options.model, model)
         grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), options.grad_clip)
         stopped = torch.tensor(float(len(stops)), device=ranks.device)
         loss, grad_norm, stopped = (ranks.sum(torch.stack((loss, grad_norm, stopped))) / ranks.world).tolist()

@@ -148,6 +148,12 @@ def check_kept(name, before, model):
                                 "trains or saves: use nn.Parameter, nn.ParameterList or nn.ModuleList")
 
 
+def check_gradients(name, model):
+    """UserError, after a backward pass, if a parameter took no part in it."""
+    if unused := [key for key, p in model.named_parameters() if p.requires_grad and p.grad is None]:
+        raise UserError(f"{path(name)}: {unused[0]} takes no part in the loss: use it in forward, or delete it")
+
+
 def cache_class(name):
     """The Cache of a model file. UserError without it or Model.generate: such a model trains, but cannot sample."""
     found = module(name)

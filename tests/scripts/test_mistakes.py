@@ -33,7 +33,6 @@ MISTAKES = {   # script: {words: what the line must say}. The words name files o
         "--max_steps 0": "--max_steps must be positive",
         "--muon_lr inf": "--muon_lr must be positive",
         "--warmup_steps 41": "--max_steps 40 is shorter than the warm-up, --warmup_steps 41",
-        "--out=-x": "--out -x: the name of a run folder cannot begin with -",
         "--batch_tokens 100": "--batch_tokens 100 must be a multiple",
         "--micro_batch 3": "--micro_batch 3 must divide",
         "--seq_len 128": "--max_len 128",
