@@ -49,8 +49,7 @@ def compare(args):
     skipped += [f"{run['run']}: validated on {curves.validated_on(run)}, other runs on {tokens}" for run in found
                 if curves.validated_on(run) != tokens]
     found = [run for run in found if curves.validated_on(run) == tokens]
-    skipped += curves.same_tokens(found)
-    systems, left = curves.usable(curves.systems([run for run in found if run["val"]], args.ignore))
+    systems, left = curves.usable(curves.systems(found, args.ignore))
     for message in skipped + left:
         note(f"left out: {message}")
     baseline = args.baseline or curves.find_baseline(systems)
@@ -64,6 +63,9 @@ def compare(args):
         if own != other:
             note(f"{name} has seeds {sorted(own)}, {baseline} {sorted(other)}: a seed that one lacks counts as far as "
                  "other systems have it")
+        (*_, own), (*_, other) = (curves.curve(group)[-1] for group in (some, base))
+        if own != other:
+            note(f"{name}'s last loss is on {own:,} tokens, {baseline}'s on {other:,}: they cannot be compared")
         if why := curves.other_batches(some, base):
             note(f"{name} and {baseline} saw other batches ({why}): the picture has their validations alone")
     args.out.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ batches. All systems share one standard deviation, because a few seeds say littl
 import json
 import math
 from pathlib import Path
-from statistics import mean, median, mode, stdev
+from statistics import mean, median, stdev
 
 import numpy as np
 
@@ -49,22 +49,6 @@ def validated_on(run):
     """What a run's losses are measured on, in words: sequence length, data."""
     options = run["config"]["options"]
     return f"sequences of {options['seq_len']:,} of data with fingerprint {run['config']['data']['fingerprint']}"
-
-
-def same_tokens(runs):
-    """Keeps the validations that scored as many tokens as most did, and the last ones if these are equal -> [text]:
-    what was left out, in words.
-    """
-    usual = mode(row["eval_tokens"] for run in runs for row in run["val"])
-    final, messages = mode([run["val"][-1]["eval_tokens"] for run in runs if run["done"]] or [usual]), []
-    for run in runs:
-        last = run["val"][-1] if run["done"] else None
-        kept = [row for row in run["val"] if row["eval_tokens"] == usual or row is last and row["eval_tokens"] == final]
-        if gone := [f"{row['eval_tokens']:,} at step {row['step']}" for row in run["val"] if row not in kept]:
-            messages.append(f"{run['run']}: its losses on other tokens than most ({usual:,}, at the end {final:,}): "
-                            + ", ".join(gone))
-        run["val"] = kept
-    return messages
 
 
 def systems(runs, ignore=()):

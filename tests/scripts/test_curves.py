@@ -78,18 +78,6 @@ def test_the_baseline(tmp_path):
     assert curves.find_baseline(dict.fromkeys("xy", some)) == "x"
 
 
-def test_only_losses_on_the_same_tokens(tmp_path):
-    """A run resumed with other --eval_tokens keeps those rows that are like the other runs'; what goes is named."""
-    def run(name, tokens):
-        return write_run(tmp_path / name, [9, 5, 4, 3], eval_tokens=tokens)
-
-    runs = read(run("a", [8, 8, 8, 80]), run("b", [8, 8, 1, 1]), run("c", [8, 8, 8, 80]))
-    said = curves.same_tokens(runs)
-    assert said == [f"{tmp_path / 'b'}: its losses on other tokens than most (8, at the end 80): 1 at step 200, "
-                    "1 at step 300"]
-    assert [[row["step"] for row in run["val"]] for run in runs] == [[0, 100, 200, 300], [0, 100], [0, 100, 200, 300]]
-
-
 def test_runs_that_cannot_be_averaged_are_named(tmp_path):
     """Of one seed the newest counts; beside finished runs neither one that diverged nor one that stopped early."""
     made = {name: write_run(tmp_path / name, losses, seed, options={"max_steps": 200}) for name, losses, seed in (
