@@ -35,7 +35,7 @@ GROUPS = {
         "LAMBADA": "lambada_openai", "PIQA": "piqa", "WinoGrande": "winogrande", "ARC-E": "arc_easy",
         "ARC-C": "arc_challenge", "SciQ": "sciq", "LogiQA": "logiqa", "BoolQ": "boolq", "HellaSwag": "hellaswag",
         "RACE-H": "race"}.items()}),
-    "recall": (0, {column: (task, "contains") for column, task in {     # SATFormer, table 2; of its six lm_eval has these
+    "recall": (0, {column: (task, "contains") for column, task in {     # SATFormer, table 2: those that lm_eval has
         "SWDE": "swde", "SQuAD": "squad_completion", "FDA": "fda"}.items()}),
 }
 GREEDY = {"until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k"}            # what a task may ask for
