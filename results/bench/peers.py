@@ -9,11 +9,10 @@ clones. Each model is compiled and optimized as in its own train.py, with AdamW;
 and two of them compile at a time. Then, in each of six rounds, gpt and these take turns on the GPU: one step that is
 not timed, and three steps, whose median counts. The table has medians over the rounds and, as spread, half the
 interquartile range. x_gpt is relative to gpt in the same rounds. first_step_s counts from the start of the process; it
-is empty if an earlier call compiled the model. MFU counts FLOPs as nanoGPT does. The script ends before --minutes are
-over, with code 124 if work is left. Call it again to go on: it skips what the file --csv has.
+is shorter if an earlier call compiled the model. The script ends before --minutes are over, with code 124 if work is
+left. Call it again to go on: it skips what the file --csv has.
 """
 import csv
-import os
 import sys
 import time
 from contextlib import suppress
@@ -27,11 +26,10 @@ import torch
 sys.path[:0] = [str(folder) for folder in Path(__file__).resolve().parents[2:0:-1]]
 import models  # noqa: E402
 import muon  # noqa: E402
+from compare import markdown  # noqa: E402
 from nanodepth import presets, timing  # noqa: E402
 from nanodepth.cli import Parser, pick, run_script  # noqa: E402
-from nanodepth.devices import (  # noqa: E402
-    autocast, choose_dtype, compile_model, find_device, peak_bytes, peak_flops)
-from publish import markdown  # noqa: E402
+from nanodepth.devices import autocast, choose_dtype, compile_model, find_device, peak_bytes  # noqa: E402
 
 CONTESTANTS = """gpt+muon nanoGPT factory/prenorm denseformer muddformer factory/muddformer hyperconnections factory/hc
     attnres factory/attnres attnres_block:block_size=8 nuresformer mhc factory/mhc""".split()          # beside gpt
@@ -71,8 +69,6 @@ def make(name, args):
 def compete(name, args, pipe, began):
     """A contestant's process: takes as many timed steps as the pipe asks for, after one that is not timed."""
     sys.stdout, device = sys.stderr, args.device
-    cache = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "runs/inductor"), name.replace("/", "-")).resolve()
-    os.environ["TORCHINDUCTOR_CACHE_DIR"], cold = str(cache), not cache.exists()
     model, optimizers, run = make(name, args)
     ids = torch.randint(args.shape["vocab_size"], args.batch, device=device)
 
@@ -92,7 +88,7 @@ def compete(name, args, pipe, began):
     with suppress(EOFError):                                                # until the parent closes the pipe
         while True:
             seconds = [step() for _ in range(1 + steps)][1:]                # the first one compiles, or gets memory
-            row.setdefault("first_step_s", round(time.time() - began, 1) if cold else "")
+            row.setdefault("first_step_s", round(time.time() - began, 1))
             torch.cuda.empty_cache()                                        # the memory is the others' now
             pipe.send((row | {"peak_gib": round(peak_bytes(device) / 2 ** 30, 2)}, median(seconds or [0])))
             steps = pipe.recv()
@@ -106,7 +102,6 @@ def hear(pipe, until):
 
 def main(argv):
     began, parser = time.time(), Parser("peers.py", description=__doc__)
-    parser.add_argument("--models", nargs="+", default=CONTESTANTS, metavar="NAME")
     parser.add_argument("--tiny", action="store_true")
     for name, default in dict(nanogpt="", factory="", csv="peers.csv", minutes=9).items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"[{default}]")
@@ -115,38 +110,38 @@ def main(argv):
     args.dtype, args.shape = choose_dtype(args.device, "auto"), presets.find("gpt2-124m") | (TINY if args.tiny else {})
     args.batch = micro, _, B, T = (2, 2, 4, 64) if args.tiny else (8, 2, 32, 1024)            # 2: tokens and targets
     Path(args.csv).touch()                                                  # fails now if it cannot be written
-    rows, pipes, failed = {row["model"]: row for row in csv.DictReader(open(args.csv))}, {}, []
-    waiting = [name for name in args.models if name not in {"gpt", *rows} and args.peers.get(name.split("/")[0], True)]
+    rows, failed = {row["model"]: row for row in csv.DictReader(open(args.csv))}, []
+    waiting = [name for name in CONTESTANTS if name not in rows and args.peers.get(name.split("/")[0], True)]
     for code in (code for code, folder in args.peers.items() if not folder):
         print(f"{code} is left out: give the folder of its clone, --{code.lower()} DIR")
     compiled_by, end = began + 48 * args.minutes, began + 60 * args.minutes - 10
-    chip = torch.cuda.get_device_name() if args.device.type == "cuda" else "cpu"
     while waiting and time.time() < compiled_by:
-        group, waiting = ["gpt"] * (not pipes) + waiting[:TOGETHER], waiting[TOGETHER:]
+        group, waiting = ["gpt", *waiting[:TOGETHER]], waiting[TOGETHER:]
+        pipes = {}
         for name in group:
             pipes[name], theirs = get_context("spawn").Pipe()
             get_context("spawn").Process(target=compete, args=(name, args, theirs, time.time()), daemon=True).start()
             theirs.close()
-        turns = {name: [] for name in pipes if name not in group or hear(pipes[name], compiled_by)}
-        for name in list(turns) * ROUNDS:
+        turns = {name: [hear(pipe, compiled_by)] for name, pipe in pipes.items()}
+        for name in group * ROUNDS:
             if None not in turns[name]:
                 pipes[name].send(STEPS)
                 turns[name].append(hear(pipes[name], end))
-        failed += [name for name in group if None in turns.get(name, [None]) + turns.get("gpt", [None])]
-        for name in (name for name in group if name not in {*rows, *failed}):
-            row, seconds, base = turns[name][-1][0], *([took for _, took in turns[key]] for key in (name, "gpt"))
+        for name in (name for name in group if name not in rows):
+            if None in turns[name] + turns["gpt"]:
+                failed.append(name)
+                continue
+            rows[name], seconds, base = turns[name][-1][0], *([took for _, took in turns[x][1:]] for x in (name, "gpt"))
             for key, work in dict(tokens_per_s=[micro * B * T] * ROUNDS, x_gpt=base).items():
-                row[key], row[f"{key}_spread"] = (f"{x:.6g}" for x in timing.ratio(seconds, work))
-            flops = 6 * row["parameters"] + 12 * args.shape["n_layer"] * args.shape["d_model"] * T
-            used = flops * micro * B * T / median(seconds) / (peak_flops(args.device) or float("inf"))
-            rows[name] = row | {"mfu": f"{used:.4f}", "machine": f"{chip}, torch {torch.__version__}"}
+                rows[name][key], rows[name][f"{key}_spread"] = (f"{x:.6g}" for x in timing.ratio(seconds, work))
+        for pipe in pipes.values():
+            pipe.close()                                                    # its process ends
         with open(args.csv, "w", newline="") as file:
             csv.writer(file).writerows([*list(rows.values())[:1], *(row.values() for row in rows.values())])
-        pipes = {"gpt": pipes["gpt"]} if "gpt" not in failed else {}
     head, *lines = list(csv.reader(open(args.csv))) or [[]]
     print(markdown(head, lines))
     if left := failed + waiting:
-        print(f"not measured, because they or gpt failed or took too long: {', '.join(left)}")
+        print(f"not measured, because they or gpt failed or took too long: {', '.join(dict.fromkeys(left))}")
     return 124 if left and time.time() > compiled_by else bool(left)
 
 
