@@ -3,7 +3,6 @@ import fcntl
 import json
 import lzma
 import math
-import re
 import runpy
 import shutil
 import subprocess
@@ -52,30 +51,28 @@ def test_the_queue(data, tmp_path, monkeypatch, capsys):
 
     def train(words):
         folder = Path(words[words.index("--out" if "--out" in words else "--resume") + 1])
+        before = (folder / "ckpt.pt").read_text() if folder.exists() else None
         with made.open("a") as file:
-            file.write(f"{folder.name} {(folder / 'before').read_text() if (folder / 'before').exists() else None}\n")
-        (folder / "before_decay").mkdir(parents=True, exist_ok=True)
-        for name, text in (("ckpt.pt", ""), ("before", folder.name)):
-            (folder / "before_decay" / name).write_text(text)
+            file.write(f"{folder.name} {before}\n")
+        (folder / "before_decay").mkdir(parents=True)
+        (folder / "before_decay" / "ckpt.pt").write_text(folder.name)
         return 0
 
     def summary(folder, system, scale):
         assert "seed2" not in folder.name
         seed, steps = (int(word.strip("sed")) for word in folder.name.split("-")[-2:])
         loss = {1: 4.0, 0.5: 3.5, 0.25: 3.6}[scale] + 0.1 * seed - (system != "gpt")
-        line = dict.fromkeys(study["COLUMNS"], 0) | dict(
-            run=folder.name, system=system, scale=scale, seed=seed, steps=steps, loss=loss, others=loss, share=0.1,
-            data=fingerprint)
-        return line, [{"kind": "val", "step": steps, "loss": loss}]
+        line = dict(run=folder.name, system=system, scale=scale, seed=seed, steps=steps, loss=loss, others=loss,
+                    share=0.1, data=fingerprint)
+        return dict.fromkeys(study["COLUMNS"], 0) | line, [{"kind": "val", "step": steps, "loss": loss}]
 
     monkeypatch.setattr(study["train"], "main", train)
     monkeypatch.setitem(study["work"].__globals__, "summary", summary)
 
     def queue(systems, steps, seeds):
         made.write_text("")
-        code = study["main"](list(map(str, ["--data", data, "--results", tmp_path, "--systems", *systems, "--steps",
-                                            *steps, "--seeds", seeds])))
-        assert not code or seeds == 3
+        words = "--data", data, "--results", tmp_path, "--systems", *systems, "--steps", *steps, "--seeds", seeds
+        assert study["main"](list(map(str, words))) == (1 if seeds == 3 else None)
         return [tuple(line.split()) for line in made.read_text().splitlines()]
 
     scales = [(f"{{}}-x{scale}-seed0-{steps}", before and f"{{}}-x{scale}-seed0-{before}")
@@ -108,32 +105,27 @@ def test_the_queue(data, tmp_path, monkeypatch, capsys):
 
 
 def test_jobs_are_forked(data, tmp_path):
-    """Two systems at a time, each in two stages, for real; a stage that fails ends the study with its last line."""
-    def study(*words):
-        shape = "--n_layer 1 --d_model 16 --n_head 1 --seq_len 16 --batch_tokens 64 --eval_tokens 64 --device cpu"
-        return subprocess.run([sys.executable, RESULTS / "study" / "study.py", "--data", data, "--results", tmp_path,
-                               "--jobs", "2", "--seeds", "1", "--scales", "1", "--no-compile", *shape.split(), *words],
-                              capture_output=True, text=True)
-
-    names = ["gpt", next(name for name in models.names() if name != "gpt")]
-    done = study("--systems", *names, "--steps", "5", "10")
+    """Two systems at a time, each in two stages, for real; a stage that fails ends the study with its last line; and
+    what is refused, from what the results say.
+    """
+    words = ("--n_layer 1 --d_model 16 --n_head 1 --seq_len 16 --batch_tokens 64 --eval_tokens 64 --device cpu "
+             f"--jobs 2 --seeds 1 --scales 1 --no-compile --data {data} --results {tmp_path} --systems gpt").split()
+    script, name = [sys.executable, RESULTS / "study" / "study.py"], next(x for x in models.names() if x != "gpt")
+    done = subprocess.run([*script, *words, name, "--steps", "5", "10"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = {run["run"]: run for run in compare.read(tmp_path)}
-    assert set(found) == {f"{name}-x1-seed0-{steps}" for name in names for steps in (5, 10)}
+    assert set(found) == {f"{system}-x1-seed0-{steps}" for system in ("gpt", name) for steps in (5, 10)}
     assert all(run["val"][-1]["step"] == run["steps"] and math.isfinite(run["others"]) for run in found.values())
-    failed = study("--systems", "gpt", "--steps", "20", "--seq_len", "100000", "--results", tmp_path / "new")
+    failed = subprocess.run([*script, *words, "--steps", "20", "--seq_len", "100000", "--results", tmp_path / "new"],
+                            capture_output=True, text=True)
     assert failed.returncode == 2 and "add --max_len 100000" in failed.stderr.splitlines()[-1]
-    refused = study("--systems", "gpt", "--mix_lr", "0.01")
-    assert refused.returncode == 2 and "--mix_lr: this script sets the learning rates" in refused.stderr
-    for words, said in ((("--seq_len", "32"), "seq_len 16, 32"),
-                        (("--factors", "2", "1", "1", "--optimizer", "adamw"),
-                         "optimizer muon, adamw, muon_lr 0.007, 0.014"),
-                        (("--d_ff", "32"), "d_ff 64, 32")):
-        refused = study("--systems", "gpt", "--steps", "5", "10", "20", *words)
-        assert re.search(rf"gpt-x1-seed0-\d+ was trained with .*\({said}", refused.stderr), refused.stderr
-        assert refused.returncode == 2
-        shutil.rmtree(tmp_path / "runs", ignore_errors=True)                # what the results say is enough
-    assert study("--systems", "gpt", "--steps", "5", "10", "--d_ff", "32", "--ignore", "d_ff").returncode == 0
+    shutil.rmtree(tmp_path / "runs")
+    study = load("study.py")["main"]
+    for more, said in (("--mix_lr 0.01", "this script sets the learning rates"), ("--seq_len 32", "seq_len 16, 32"),
+                       ("--factors 2 1 1 --optimizer adamw", "optimizer muon, adamw, muon_lr 0.007, 0.014")):
+        with pytest.raises(UserError, match=said):
+            study([*words, "--steps", "5", "10", "20", *more.split()])
+    assert study([*words, "--steps", "5", "10", "--d_ff", "32", "--ignore", "d_ff"]) is None
 
 
 def test_the_page_of_a_study():
