@@ -1,18 +1,18 @@
-"""Lines, parameters and FLOPs of every model: python results/sizes.py writes sizes.md, and two columns in README."""
+"""Lines, parameters and FLOPs of every model: python results/sizes.py writes sizes.md, and a column in README."""
 import ast
 import difflib
 import re
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "results"), str(ROOT)]
 import torch  # noqa: E402
+from compare import markdown  # noqa: E402
 
 import models  # noqa: E402
 from bench import same_shape  # noqa: E402
 from nanodepth.devices import flops_per_token  # noqa: E402
-from publish import markdown  # noqa: E402
 
 TEXT = """# Sizes
 
@@ -38,7 +38,7 @@ def code(path):
 
 def changed(name):
     """How many lines of code a model's file adds to its parent and removes from it."""
-    own, parent = (code(Path(models.module(n).__file__))[0] for n in (name, models.parent(name)))
+    own, parent = (code(ROOT / models.path(n))[0] for n in (name, models.parent(name)))
     return sum(line[0] in "+-" for line in list(difflib.unified_diff(parent, own, n=0, lineterm=""))[2:])
 
 
@@ -50,22 +50,20 @@ def sizes(name, options):
 
 
 def row(name):
-    own, base = models.module(name).Config, models.module("gpt").Config
-    (n, flops), (n0, flops0) = sizes(name, {}), sizes("gpt", same_shape(own, base, {}))
-    lines = code(Path(models.module(name).__file__))[2]
+    same = same_shape(models.module(name).Config, models.module("gpt").Config, {})
+    (n, flops), (n0, flops0), lines = sizes(name, {}), sizes("gpt", same), code(ROOT / models.path(name))[2]
     return [f"`{name}`", models.parent(name), str(changed(name)), str(lines), f"{n:,}", f"{n - n0:+,}",
             f"{flops / flops0 - 1:+.1%}"]
 
 
 def main():
+    text, rows = (ROOT / "README.md").read_text(), []
+    for name in dict.fromkeys(re.findall(r"\[`(\w+)`\]\(models/", text)):
+        rows.append(row(name))                      # | [`name`](file) | idea | what a layer reads | lines | ...
+        text = re.sub(rf"^(\| \[`{name}`\](?:[^|]*\|){{3}})[^|]*\|", rf"\1 {rows[-1][2]} |", text, flags=re.M)
     head = ["model", "parent", "lines changed", "lines", "parameters", "more parameters", "more FLOPs"]
-    readme = HERE.parent / "README.md"
-    text = readme.read_text()
-    ours = dict.fromkeys(re.findall(r"\[`(\w+)`\]\(models/", text))
-    (HERE / "sizes.md").write_text(f"{TEXT}{markdown(head, [row(name) for name in ours])}\n")
-    for name in ours:                               # | [`name`](file) | idea | what a layer reads | lines | ...
-        text = re.sub(rf"^(\| \[`{name}`\](?:[^|]*\|){{3}})[^|]*\|", rf"\1 {changed(name)} |", text, flags=re.M)
-    readme.write_text(text)
+    (ROOT / "results" / "sizes.md").write_text(f"{TEXT}{markdown(head, rows)}\n")
+    (ROOT / "README.md").write_text(text)
 
 
 if __name__ == "__main__":

@@ -28,11 +28,11 @@ sys.path[:0] = [str(folder) for folder in Path(__file__).resolve().parents[2:0:-
 import bench  # noqa: E402
 import models  # noqa: E402
 import muon  # noqa: E402
+from compare import markdown  # noqa: E402
 from nanodepth import presets  # noqa: E402
 from nanodepth.cli import Parser, pick, run_script  # noqa: E402
 from nanodepth.devices import (  # noqa: E402
     autocast, choose_dtype, compile_model, find_device, peak_bytes, peak_flops)
-from publish import markdown  # noqa: E402
 
 CONTESTANTS = """gpt+muon nanoGPT factory/prenorm denseformer muddformer factory/muddformer hyperconnections factory/hc
     attnres factory/attnres attnres_block:block_size=8 nuresformer mhc factory/mhc""".split()          # beside gpt
@@ -107,7 +107,6 @@ def hear(pipe, until):
 
 def main(argv):
     began, parser = time.time(), Parser("peers.py", description=__doc__)
-    parser.add_argument("--models", nargs="+", default=CONTESTANTS, metavar="NAME")
     parser.add_argument("--tiny", action="store_true")
     for name, default in dict(nanogpt="", factory="", csv="peers.csv", minutes=9).items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"[{default}]")
@@ -116,38 +115,39 @@ def main(argv):
     args.dtype, args.shape = choose_dtype(args.device, "auto"), presets.find("gpt2-124m") | (TINY if args.tiny else {})
     args.batch = micro, _, B, T = (2, 2, 4, 64) if args.tiny else (8, 2, 32, 1024)            # 2: tokens and targets
     Path(args.csv).touch()                                                  # fails now if it cannot be written
-    rows, pipes, failed = {row["model"]: row for row in csv.DictReader(open(args.csv))}, {}, []
-    waiting = [name for name in args.models if name not in {"gpt", *rows} and args.peers.get(name.split("/")[0], True)]
-    for code in (code for code, folder in args.peers.items() if not folder):
-        print(f"{code} is left out: give the folder of its clone, --{code.lower()} DIR")
+    rows, failed = {row["model"]: row for row in csv.DictReader(open(args.csv))}, []
+    waiting = [name for name in CONTESTANTS if name not in rows and args.peers.get(name.split("/")[0], True)]
     compiled_by, end = began + 48 * args.minutes, began + 60 * args.minutes - 10
-    chip = torch.cuda.get_device_name() if args.device.type == "cuda" else "cpu"
     while waiting and time.time() < compiled_by:
-        group, waiting = ["gpt"] * (not pipes) + waiting[:TOGETHER], waiting[TOGETHER:]
+        group, waiting = ["gpt", *waiting[:TOGETHER]], waiting[TOGETHER:]
+        pipes = {}
         for name in group:
             pipes[name], theirs = get_context("spawn").Pipe()
             get_context("spawn").Process(target=compete, args=(name, args, theirs, time.time()), daemon=True).start()
             theirs.close()
-        turns = {name: [] for name in pipes if name not in group or hear(pipes[name], compiled_by)}
-        for name in list(turns) * ROUNDS:
+        turns = {name: [hear(pipe, compiled_by)] for name, pipe in pipes.items()}
+        for name in group * ROUNDS:
             if None not in turns[name]:
                 pipes[name].send(STEPS)
                 turns[name].append(hear(pipes[name], end))
-        failed += [name for name in group if None in turns.get(name, [None]) + turns.get("gpt", [None])]
-        for name in (name for name in group if name not in {*rows, *failed}):
-            row, seconds, base = turns[name][-1][0], *([took for _, took in turns[key]] for key in (name, "gpt"))
+        for name in (name for name in group if name not in rows):
+            if None in turns[name] + turns["gpt"]:
+                failed.append(name)
+                continue
+            rows[name], seconds, base = turns[name][-1][0], *([took for _, took in turns[x][1:]] for x in (name, "gpt"))
             for key, work in dict(tokens_per_s=[micro * B * T] * ROUNDS, x_gpt=base).items():
-                row[key], row[f"{key}_spread"] = (f"{x:.6g}" for x in bench.ratio(seconds, work))
-            flops = 6 * row["parameters"] + 12 * args.shape["n_layer"] * args.shape["d_model"] * T
-            used = flops * micro * B * T / median(seconds) / (peak_flops(args.device) or float("inf"))
-            rows[name] = row | {"mfu": f"{used:.4f}", "machine": f"{chip}, torch {torch.__version__}"}
+                rows[name][key], rows[name][f"{key}_spread"] = (f"{x:.6g}" for x in bench.ratio(seconds, work))
+            flops = 6 * rows[name]["parameters"] + 12 * args.shape["n_layer"] * args.shape["d_model"] * T
+            used = flops * micro * B * T / median(seconds)
+            rows[name]["mfu"] = f"{used / (peak_flops(args.device) or float('inf')):.4f}"
+        for pipe in pipes.values():
+            pipe.close()                                                    # its process ends
         with open(args.csv, "w", newline="") as file:
             csv.writer(file).writerows([*list(rows.values())[:1], *(row.values() for row in rows.values())])
-        pipes = {"gpt": pipes["gpt"]} if "gpt" not in failed else {}
     head, *lines = list(csv.reader(open(args.csv))) or [[]]
     print(markdown(head, lines))
     if left := failed + waiting:
-        print(f"not measured, because they or gpt failed or took too long: {', '.join(left)}")
+        print(f"not measured, because they or gpt failed or took too long: {', '.join(dict.fromkeys(left))}")
     return 124 if left and time.time() > compiled_by else bool(left)
 
 

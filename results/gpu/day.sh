@@ -61,8 +61,8 @@ shared() {      # COMMAND...: by several processes that share the GPU through NV
 }
 
 rates() {       # which learning rates suit 30M parameters?
-    shared python3 results/study-30m/rates.py --data "$LARGE" --out "$runs/rates" --jobs ${RATES_JOBS:-13} \
-        $small ${small:+--max_steps 20 --warmup_steps 5}
+    shared python3 results/study-30m/rates.py --data "$LARGE" --results "$runs/rates" --jobs ${RATES_JOBS:-13} \
+        $small ${small:+--steps 20 --warmup_steps 5}
 }
 
 study() {       # NAME OPTIONS...: results/study/study.py with this name's results, at first those of the repository

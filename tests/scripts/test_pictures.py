@@ -177,10 +177,10 @@ def test_the_noise_between_seeds_is_measured():
 
 
 def test_the_pictures_of_the_front_page():
-    """gain.py has its points where the study's page has their numbers, and no name on another name or point."""
-    compare, gain = pytest.importorskip("compare"), runpy.run_path(str(RESULTS / "study" / "gain.py"))
-    runs, speed = compare.apart(compare.read(RESULTS / "study"), gain["IGNORED"]), compare.speeds(RESULTS / "study")
-    fig, page = gain["picture"](gain["ends"](runs), speed), (RESULTS / "study" / "README.md").read_text()
+    """gain.png has its points where the study's page has their numbers, and no name on another name or point."""
+    compare, report = pytest.importorskip("compare"), runpy.run_path(str(RESULTS / "study" / "report.py"))
+    runs, speed = compare.apart(compare.read(RESULTS / "study"), report["IGNORED"]), compare.speeds(RESULTS / "study")
+    fig, page = report["gain_picture"](report["ends"](runs), speed), (RESULTS / "study" / "README.md").read_text()
     ax, = fig.axes
     fig.canvas.draw()
     named = {text.get_text(): text for text in ax.texts}

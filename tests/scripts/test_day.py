@@ -1,16 +1,17 @@
-"""results/publish.py: tables in pages; and the script for a GPU."""
+"""results/gpu/day.sh, the script for a GPU."""
 import os
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
-publish = pytest.importorskip("publish")         # a copy of the repository may be without results/
+compare = pytest.importorskip("compare")         # a copy of the repository may be without results/
 
 
 def test_a_day_on_a_gpu(tmp_path):
-    """results/gpu/day.sh with a python3 that does nothing or fails: all pieces, once; one that failed, when asked."""
-    python, day = tmp_path / "python3", publish.TOP / "results" / "gpu" / "day.sh"
+    """With a python3 that does nothing or fails: all pieces, once; one that failed, when asked."""
+    python, day = tmp_path / "python3", Path(compare.__file__).parent / "gpu" / "day.sh"
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SIZE": "tiny", "OUT_DIR": str(tmp_path / "out"),
            "RUNS": str(tmp_path / "runs")}
 
@@ -33,11 +34,3 @@ def test_a_day_on_a_gpu(tmp_path):
         (tmp_path / "out" / f"{name}.failed").unlink()
     assert call(0, "^rates$") == ({"rates"}, end) and call(0)[0] == failed - {"rates"}
     assert ended("ok") == {"machine", *failed}
-
-
-def test_fill(tmp_path):
-    readme = tmp_path / "a.md"
-    readme.write_text("one\n<!-- x -->\nold\n<!-- end -->\ntwo\n<!-- y -->\nkept\n<!-- end -->\n")
-    publish.fill(readme, x=publish.markdown(["a", "b"], [["1", "\\2"]]), missing="nowhere")
-    new = "| a | b |\n| --- | --- |\n| 1 | \\2 |\n"
-    assert readme.read_text() == f"one\n<!-- x -->\n{new}<!-- end -->\ntwo\n<!-- y -->\nkept\n<!-- end -->\n"
