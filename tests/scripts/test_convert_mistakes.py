@@ -49,13 +49,9 @@ REFUSED = [
     ("pythia", dict(num_attention_heads=8), "d_model 32"),
     *((layout, rope, said) for layout in ("muddformer", "llama", "qwen3", "pythia") for rope, said in ROPE),
     *(("llama", {key: value}, f"{key} {value} of config.json is no id") for key, value in [
-        ("bos_token_id", 37), ("bos_token_id", -1), ("bos_token_id", "<s>"), ("bos_token_id", [1]),
-        ("eos_token_id", 37), ("eos_token_id", [2, 37]), ("eos_token_id", [])]),
+        ("bos_token_id", 37), ("bos_token_id", [1]), ("eos_token_id", [2, 37]), ("eos_token_id", [])]),
     ("muddformer", dict(n_layer=10 ** 12), "n_layer must be at least 1"),
-    ("muddformer", dict(n_layer="three"), "n_layer must be int"), ("muddformer", dict(n_layer=None), "int, not None"),
-    ("muddformer", dict(n_head=3), "n_head 3"), ("muddformer", dict(dim=16.0), "d_model must be int"),
-    ("muddformer", dict(vocab_size=True), "vocab_size must be int"),
-    ("muddformer", dict(norm_eps="small"), "norm_eps must be float"),
+    ("muddformer", dict(n_layer="three"), "n_layer must be int"), ("muddformer", dict(n_head=3), "n_head 3"),
     ("muddformer", dict(vocab_size=38), "by its config it must be (38, 16)")]
 
 

@@ -129,39 +129,31 @@ def test_random_numbers_go_on_too(data, tmp_path, monkeypatch):
 def test_optimizer_state_goes_by_name(kind):
     """After two lines of a model file were swapped: the same next step. And muon.py's numbers are today's."""
     def build(*names):
-        torch.manual_seed(0)
-        weights = {name: torch.randn(4, 4) for name in ("w_gate", "w_up")}
-        block, model = torch.nn.Module(), torch.nn.Module()
-        for name in names:
-            setattr(block, name, torch.nn.Linear(4, 4, bias=False))
-            getattr(block, name).weight.data.copy_(weights[name])
-        model.blocks, model.shift = torch.nn.ModuleList([block]), torch.nn.Parameter(torch.zeros(4))
-        options = train.Options(optimizer=kind, muon_lr=0.1, adamw_lr=0.1, second_moment=0.9)
+        model, options = torch.nn.Module(), train.Options(optimizer=kind, second_moment=0.9)
+        model.blocks = torch.nn.ModuleDict({name: torch.nn.Linear(4, 4) for name in names})
         return model, muon.optimizers(model, options)
 
-    def step(model, optimizers, i):
-        for j, name in enumerate(("w_gate", "w_up")):
-            generator = torch.Generator().manual_seed(9 * i + j)
-            getattr(model.blocks[0], name).weight.grad = torch.randn(4, 4, generator=generator)
-        model.shift.grad = torch.ones(4)
+    def step(model, optimizers, seed):
+        generator = torch.Generator().manual_seed(seed)
+        for _, p in sorted(model.named_parameters()):
+            p.grad = torch.randn(p.shape, generator=generator)
         for optimizer in optimizers:
             optimizer.step()
         return {name: p.detach().clone() for name, p in model.named_parameters()}
 
-    (a, old), (b, new) = build("w_gate", "w_up"), build("w_up", "w_gate")
+    (a, old), (b, new) = build("gate", "up"), build("up", "gate")
     step(a, old, 0)
     b.load_state_dict(a.state_dict())
+    betas = new[-1].param_groups[0]["betas"]
     new[-1].param_groups[0]["betas"] = (0.5, 0.5)
     for was, optimizer in zip(old, new):
         optimizer.load_state_dict(runs.own_state(optimizer, copy.deepcopy(was.state_dict())))
     assert new[-1].param_groups[0]["betas"] == (0.5, 0.5)
-    new[-1].param_groups[0]["betas"] = old[-1].param_groups[0]["betas"]
+    new[-1].param_groups[0]["betas"] = betas
     after, wanted = step(b, new, 1), step(a, old, 1)
     assert all(torch.equal(after[name], wanted[name]) for name in wanted)
-    other = build("w_gate", "w_up")[1][-1].state_dict()
-    other["param_groups"][-1]["names"][-1] = "scale"
-    with pytest.raises(ValueError, match="(scale|shift) is trained by another optimizer, or not at all"):
-        runs.own_state(new[-1], other)
+    with pytest.raises(ValueError, match="blocks.(up|other).bias is trained by another optimizer, or not at all"):
+        runs.own_state(new[-1], build("gate", "other")[1][-1].state_dict())
 
 
 def test_a_third_optimizer(data, tmp_path, monkeypatch):
