@@ -51,42 +51,30 @@ def kill(process, run, rng, aim, seconds):
     time.sleep(rng.uniform(0, 0.01 if until else seconds))
     process.kill()
     process.communicate()
-
-
-def chain(run, rng, train, seconds, most):
-    """Kills a training run up to `most` times, and lets it finish -> {what was hit: count}."""
-    tally, step = Counter(), 0
-    for _ in range(most):
-        process = train(run)
-        kill(process, run, rng, step + rng.randrange(1, 6), seconds)
-        if process.returncode != -signal.SIGKILL:                               # it had finished
-            break
-        if (run / "ckpt.pt").exists():
-            tally["writing a checkpoint" if (run / "ckpt.pt.tmp").exists() else "training or starting up"] += 1
-            before, step = step, runs.read_checkpoint(run)["step"]
-            assert step >= max(before, n_steps(run) - 1)                        # of every step, but for the last
-        else:
-            tally["before the first checkpoint"] += 1
-            assert step == 0, "the checkpoint is gone"
-    finish(train(run))
-    return tally
+    return process.returncode == -signal.SIGKILL                                # else it had finished
 
 
 def kills(n, seed, folder, names):
     """At least n SIGKILLs, up to 10 in a run; returns {what was hit: count}."""
-    data, rng, total, seconds = prepare(folder), random.Random(seed), Counter(), {}
+    data, rng, tally = prepare(folder), random.Random(seed), Counter()
     for i, name in enumerate(itertools.cycle(names)):
-        def train(run, name=name):
-            return start("train.py", *flags(**RUN, model=name, data=data, out=run))
-
-        if name not in seconds:
-            began = time.monotonic()
-            finish(train(folder / name))
-            seconds[name] = time.monotonic() - began
-        total += chain(folder / str(i), rng, train, seconds[name], min(10, -(-n // 2)))
-        assert_same_run(folder / str(i), folder / name)
-        if total.total() >= n:
-            return total
+        words, run, whole = flags(**RUN, model=name, data=data), folder / str(i), folder / name
+        began, step, most = time.monotonic(), 0, tally.total() + min(10, -(-n // 2))
+        finish(start("train.py", *words, "--out", whole))
+        seconds = time.monotonic() - began
+        while tally.total() < most and kill(start("train.py", *words, "--out", run), run, rng,
+                                            step + rng.randrange(1, 6), seconds):
+            if (run / "ckpt.pt").exists():
+                tally["writing a checkpoint" if (run / "ckpt.pt.tmp").exists() else "training or starting up"] += 1
+                before, step = step, runs.read_checkpoint(run)["step"]
+                assert step >= max(before, n_steps(run) - 1)                    # of every step, but for the last
+            else:
+                tally["before the first checkpoint"] += 1
+                assert step == 0, "the checkpoint is gone"
+        finish(start("train.py", *words, "--out", run))
+        assert_same_run(run, whole)
+        if tally.total() >= n:
+            return tally
 
 
 if __name__ == "__main__":

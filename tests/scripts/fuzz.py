@@ -6,16 +6,15 @@ The rule: the script ends well (exit code 0, or 3 if a loss is not finite), or p
 and changes no file. Never a traceback, never more than a minute, and no code from a checkpoint is executed.
 """
 import argparse
+import pickle
 import random
 import shutil
-import sys
 import tempfile
 from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 
 import endurance  # noqa: F401  (it finds the helpers)
-import torch
 from folders import ranks_file, write_docs
 from forked import Scripts
 from small import Bomb, flags
@@ -53,31 +52,12 @@ def good_folder(folder, scripts):
 
 def spoil(path, rng):
     """Damages a file as disks, networks and people do; says how."""
-    if path.name == "ckpt.pt" and rng.random() < 0.5:
-        return foreign_checkpoint(path, rng)
     raw, other = path.read_bytes(), rng.choice([p for p in sorted(path.parent.iterdir()) if p.is_file()]).read_bytes()
     at = rng.randrange(len(raw))
-    new = {"cut": raw[:at], "grow": raw + rng.randbytes(rng.choice([1, 2, 1000])), "empty": b"",
-           "zeros": raw[:at] + bytes(len(raw) - at), "another file": other, "deleted": None}
+    new = {"cut": raw[:at], "grow": raw + rng.randbytes(rng.choice([1, 2, 1000])), "another file": other,
+           "zeros": raw[:at] + bytes(len(raw) - at), "code": pickle.dumps({"model": Bomb()}), "deleted": None}
     kind = rng.choice([*new])
     path.unlink() if new[kind] is None else path.write_bytes(new[kind])
-    return kind
-
-
-def foreign_checkpoint(path, rng):
-    """Puts something else that torch.load reads in a checkpoint's place; says what."""
-    checkpoint = torch.load(path, weights_only=True)
-    kind = rng.choice(["code", "a part", "other", "of another shape"])
-    if kind == "code":
-        rng.choice([checkpoint, checkpoint["model"]])["x"] = Bomb()
-    elif kind == "a part":
-        del checkpoint[rng.choice(sorted(checkpoint))]
-    elif kind == "other":
-        checkpoint = rng.choice([[], 5, None, torch.zeros(3), {"model": {}}, checkpoint["model"]])
-    else:
-        name = rng.choice(sorted(checkpoint["model"]))
-        checkpoint["model"][name] = checkpoint["model"][name][:1].clone()
-    torch.save(checkpoint, path)
     return kind
 
 
@@ -88,7 +68,7 @@ def tree_of(folder):
 
 
 def case(rng, readers, folder, scripts):
-    """One case in the folder, a copy of the good one. Returns (kind, exit code, None or how it breaks the rule)."""
+    """One case in the folder, a copy of the good one -> (kind, exit code, how it breaks the rule, or "")."""
     file = rng.choice(sorted(readers))
     words, kind, said = rng.choice(readers[file]), "a flag", ""
     if rng.random() < 0.2:
@@ -97,15 +77,11 @@ def case(rng, readers, folder, scripts):
         kind, said = Path(file).name, spoil(folder / file, rng)
     before = tree_of(folder)
     done = scripts.run(*words, cwd=folder, seconds=60)
-    changed = tree_of(folder) != before
-    one_line = done.stderr.startswith(f"{words[0]}: error: ") and done.stderr.count("\n") == 1
-    broken = {f"exit code {done.returncode}": done.returncode not in (0, 2, 3),
-              "a traceback": "Traceback" in done.stderr + done.stdout,
-              "not one line": done.returncode == 2 and not one_line,
-              "files changed": done.returncode == 2 and changed,
-              "CODE WAS EXECUTED": (folder / "code ran").exists()}
-    what = ", ".join(what for what, holds in broken.items() if holds)
-    return kind, done.returncode, what and f"{kind} {said}: {words}\n  {what}\n  {done.stderr[-1500:]}"
+    refused = (done.returncode == 2 and done.stderr.startswith(f"{words[0]}: error: ")
+               and done.stderr.count("\n") == 1 and tree_of(folder) == before)
+    if (done.returncode in (0, 3) or refused) and "Traceback" not in done.stderr and not (folder / "code ran").exists():
+        return kind, done.returncode, ""
+    return kind, done.returncode, f"{kind} {said}: {words}, exit code {done.returncode}\n  {done.stderr[-1500:]}"
 
 
 def fuzz(n, seed, folder):
@@ -117,9 +93,8 @@ def fuzz(n, seed, folder):
             here = shutil.copytree(folder / "good", folder / f"case-{i}")
             kind, code, report = case(random.Random(f"{seed} {i}"), readers, here, scripts)
             counts[kind, code] += 1
-            if report:
-                reports.append(f"case {i}, {report}")
-            else:
+            reports += [f"case {i}, {report}"] if report else []
+            if not report:
                 shutil.rmtree(here)
     return counts, reports
 
@@ -133,5 +108,4 @@ if __name__ == "__main__":
     counts, reports = fuzz(args.n, args.seed, Path(folder))
     for (kind, code), n in sorted(counts.items()):
         print(f"{n:5d}  {kind}, exit code {code}")
-    print(*reports, sep="\n")
-    sys.exit(f"{len(reports)} broke the rule; files: {folder}" if reports else shutil.rmtree(folder))
+    print(*reports, f"{len(reports)} broke the rule; their files are in {folder}", sep="\n")

@@ -9,16 +9,15 @@ import torch
 from analysis import ROOT, write_run
 
 import analyze
-import data_prep
 import models
 import probes
+import small
 from nanodepth import inside, runs
 from nanodepth.data import run_data
 
 # the baseline, a model with several streams, and one whose probes have numbers of their own
 NAMES = [ROOT, *(next(name for name in models.names() if probes.of(name, what)) for what in ("streams", "numbers"))]
-SMALL = ("--data data --n_layer 2 --d_model 32 --n_head 2 --d_ff 64 --max_len 64 --seq_len 32 --batch_tokens 64 "
-         "--max_steps 3 --warmup_steps 1 --eval_every 1 --eval_tokens 128 --device cpu --dtype fp32").split()
+SMALL = {**small.SMALL, "seq_len": 32, "batch_tokens": 64, "max_steps": 3, "warmup_steps": 1, "eval_every": 1}
 
 
 def test_table_against_numbers_by_hand(tmp_path, capsys):
@@ -61,8 +60,9 @@ def test_a_run_that_diverged_is_shown(tmp_path):
 
 def test_a_mixed_folder(tmp_path, capsys):
     """Other data, batches and lengths, equal runs and what is no run: notices, no error."""
-    for name, steps in (("a", 200), ("b", 200), ("long", 400)):
-        write_run(tmp_path / name, [9, 5, 4.5, 4, 3][:steps // 100 + 1], options={"max_steps": steps, "compile": True})
+    for name in "ab":
+        write_run(tmp_path / name, [9, 5, 4.5], options={"max_steps": 200, "compile": True})
+    write_run(tmp_path / "long", [9, 5, 4.5, 4, 3], gpu="H100")                     # compiles by default
     write_run(tmp_path / "other", [9, 2.5, 2], options={"seq_len": 64})
     write_run(tmp_path / "more", [9, 5, 4.25], model="more", options={"max_steps": 200, "batch_tokens": 60})
     write_run(tmp_path / "short", [9, 5, 4], model="short", eval_tokens=[7, 7, 7])
@@ -93,14 +93,13 @@ def test_a_mixed_folder(tmp_path, capsys):
 
 
 @pytest.fixture(scope="module")
-def trained(scripts, tmp_path_factory):
-    """A folder with data and short runs of NAMES, some bad runs, and what runs scripts in it."""
+def trained(data, scripts, tmp_path_factory):
+    """A folder with short runs of NAMES, some bad runs, and what runs scripts in it."""
     folder = tmp_path_factory.mktemp("analyze")
-    words = "the cat sat on the mat. a dog ran to it\n" * 200
-    (folder / "a.txt").write_text("\n<|endoftext|>\n".join([words] * 20))
-    data_prep.prepare_text([folder / "a.txt"], folder / "data", "byte", val_frac=0.2)
+    (folder / "a.txt").write_text("")
     for name in NAMES:
-        assert scripts.run("train.py", "--model", name, *SMALL, "--out", name, cwd=folder).returncode == 0
+        words = small.flags(**SMALL, model=name, data=data, out=name)
+        assert scripts.run("train.py", *words, cwd=folder).returncode == 0
     write_run(folder / "young", [5.0])
     shutil.copytree(folder / ROOT, folder / "infinite")
     checkpoint = torch.load(folder / ROOT / "ckpt.pt")
@@ -120,8 +119,7 @@ def test_probe(trained, tmp_path):
     assert set((tmp_path / "o").iterdir()) == {*drawn, *(tmp_path / "o" / f"{name}.json" for name in NAMES)}
     for name in NAMES:
         found, (model, config) = strict(tmp_path / "o" / f"{name}.json"), runs.load(folder / name)
-        data = run_data(folder / name, config, str(folder / "data"))
-        batches = list(data.val_batches(256, 4, 32))                            # 8 rows of 32: 256 tokens
+        batches = list(run_data(folder / name, config).val_batches(256, 4, 32))         # 8 rows of 32: 256 tokens
         assert found.pop("run") == found.pop("model") == name and found.pop("step") == 3
         assert found["depth_error"] < 64 * torch.finfo(torch.float32).eps and found["tokens"] == 256
         assert found == json.loads(json.dumps(inside.measure(model, batches, probes.find(name))))
@@ -145,7 +143,7 @@ def test_without_matplotlib_the_numbers_are_there(trained, tmp_path):
     (["curves", ROOT, "--out", "a.txt"], "--out a.txt is not a folder"),
     (["probe", ROOT, ROOT, "--out", "o"], "a run is given twice"),
     (["probe", ROOT, "--out", "o", "--tokens", "5"],
-     "--tokens 5 and the validation split of data must hold one sequence of 32 tokens"),
+     "must hold one sequence of 32 tokens"),
     (["probe", ROOT, "--out", "o", "--tokens", "0"], "--tokens and --batch_tokens must be at least 1"),
     (["probe", "infinite", "--out", "o"], "infinite: the residual stream is not finite"),
     ([], "the following arguments are required: curves|probe"),

@@ -166,15 +166,6 @@ def test_a_model_without_memory_is_a_row(monkeypatch, capsys):
         lines("gpt")
 
 
-@pytest.mark.full
-def test_compiled(scripts, tmp_path):
-    words = (*SMALL, "--n_layer", 1, "--models", "gpt", "--json", tmp_path / "b.json")
-    done = scripts.run("bench.py", *words)
-    assert done.returncode == 0, done.stderr
-    (row,) = json.loads((tmp_path / "b.json").read_text())["models"]
-    assert row["model"] == "gpt" and row["graph_breaks"] == 0 and row["compile_s"] > 0
-
-
 def test_a_full_disk_is_one_line_after_the_table(capsys):
     assert within("bench.py", bench.main, *EAGER, "gpt", "--json", "/dev/full") == 1
     said = capsys.readouterr()

@@ -1,5 +1,4 @@
 """curves.py: systems, intervals and tokens saved against numbers by hand."""
-import json
 import math
 import os
 import random
@@ -80,13 +79,10 @@ def test_the_baseline(tmp_path):
 
 def test_only_losses_on_the_same_tokens(tmp_path):
     """A run resumed with other --eval_tokens keeps those rows that are like the other runs'; what goes is named."""
-    def run(name, tokens):
-        return write_run(tmp_path / name, [9, 5, 4, 3], eval_tokens=tokens)
-
-    runs = read(run("a", [8, 8, 8, 80]), run("b", [8, 8, 1, 1]), run("c", [8, 8, 8, 80]))
-    said = curves.same_tokens(runs)
-    assert said == [f"{tmp_path / 'b'}: its losses on other tokens than most (8, at the end 80): 1 at step 200, "
-                    "1 at step 300"]
+    runs = read(*(write_run(tmp_path / name, [9, 5, 4, 3], eval_tokens=tokens)
+                  for name, tokens in (("a", [8, 8, 8, 80]), ("b", [8, 8, 1, 1]), ("c", [8, 8, 8, 80]))))
+    assert curves.same_tokens(runs) == [f"{tmp_path / 'b'}: its losses on other tokens than most (8, at the end 80): "
+                                        "1 at step 200, 1 at step 300"]
     assert [[row["step"] for row in run["val"]] for run in runs] == [[0, 100, 200, 300], [0, 100], [0, 100, 200, 300]]
 
 
@@ -173,22 +169,16 @@ def test_deviations():
 # ------------------------------------------------------------------------------------------------------ batch by batch
 
 
-def with_losses(run, train):
-    """The run folder with these training losses, of steps 1, 2, ..., of 10 tokens."""
-    with (run / "log.jsonl").open("a") as log:                              # later rows of a step replace earlier ones
-        log.writelines(json.dumps({"kind": "train", "step": i, "tokens": 10 * i, "loss": loss, "tok_s": 1.0}) + "\n"
-                       for i, loss in enumerate(train, 1))
-    return run
-
-
 def test_training_losses_of_one_seed_are_compared_batch_by_batch(tmp_path):
     """By loops: the mean over the seeds, then over each window of steps, and the error of that."""
     draw = random.Random(0).gauss
     hard = {seed: [draw(5, 0.4) for _ in range(30)] for seed in (0, 1, 2)}                  # each batch's own loss
     gain = {seed: [0.01 * i + draw(0, 0.01) for i in range(30 - seed)] for seed in (0, 1)}
-    base = read(*(with_losses(write_run(tmp_path / f"b{s}", [9, 5], s), hard[s]) for s in hard))
-    some = read(*(with_losses(write_run(tmp_path / f"a{s}", [9, 5], s, "mine"),
-                              [x - y for x, y in zip(hard[s], gain[s])]) for s in gain))
+    base = read(*(write_run(tmp_path / f"b{s}", [9, 5], s) for s in hard))
+    some = read(*(write_run(tmp_path / f"a{s}", [9, 5], s, "mine") for s in gain))
+    for run in base + some:
+        values = hard[run["seed"]] if run in base else [x - y for x, y in zip(hard[run["seed"]], gain[run["seed"]])]
+        run["train"] = [{"step": i, "tokens": 10 * i, "loss": loss} for i, loss in enumerate(values, 1)]
     found = curves.along(some, base, 8)
     gaps = [-(x + y) / 2 for x, y in zip(gain[0], gain[1])]                                 # 29 steps that both have
     assert len(found) == 29 - 8 + 1
@@ -211,10 +201,3 @@ def test_which_runs_see_the_same_batches(tmp_path, how, why):
     base, some = read(write_run(tmp_path / "a", [9, 5], **own), write_run(tmp_path / "b", [9, 5], **merged))
     assert curves.other_batches([base], [some]) == why
     assert bool(curves.along([some], [base], 2)) == (not why)
-
-
-def test_what_is_compiled():
-    """With --compile; without a word about it, on a GPU."""
-    found = {(on, gpu): curves.compiled({"options": {"compile": on}, "gpu": gpu})
-             for on in (True, False, None) for gpu in ("H100", None)}
-    assert [key for key, word in found.items() if word == "compiled"] == [(True, "H100"), (True, None), (None, "H100")]
