@@ -1,20 +1,15 @@
 """Damaged files and random flags: data, runs, texts and vocabularies, cut off, grown, exchanged; seeded.
 
-    python tests/scripts/fuzz.py --n 1000 --seed 0      counts, and every case that breaks the rule
-
 The rule: the script ends well (exit code 0, or 3 if a loss is not finite), or prints one line on stderr, exits with 2
 and changes no file. Never a traceback, never more than a minute, and no code from a checkpoint is executed.
 """
-import argparse
 import pickle
 import random
 import shutil
-import tempfile
 from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 
-import endurance  # noqa: F401  (it finds the helpers)
 from folders import ranks_file, write_docs
 from forked import Scripts
 from small import Bomb, flags
@@ -97,15 +92,3 @@ def fuzz(n, seed, folder):
             if not report:
                 shutil.rmtree(here)
     return counts, reports
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--n", type=int, default=1000, help="cases [%(default)s]")
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    folder = tempfile.mkdtemp()
-    counts, reports = fuzz(args.n, args.seed, Path(folder))
-    for (kind, code), n in sorted(counts.items()):
-        print(f"{n:5d}  {kind}, exit code {code}")
-    print(*reports, f"{len(reports)} broke the rule; their files are in {folder}", sep="\n")

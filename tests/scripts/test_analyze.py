@@ -46,38 +46,32 @@ def strict(path):
     return json.loads(path.read_text(), parse_constant=refuse)
 
 
-def test_a_run_that_diverged_is_shown(tmp_path):
-    """Its last loss is null in the log, of older runs NaN or Infinity; it may end before the others."""
-    runs = [write_run(tmp_path / "a", [9, 5, 4]), write_run(tmp_path / "b", [9, 5, math.inf], model="mine"),
-            write_run(tmp_path / "c", [9, None], model="early")]
-    analyze.main(["curves", *map(str, runs), "--out", str(tmp_path / "o")])
-    text, rows = (tmp_path / "o" / "curves.md").read_text(), strict(tmp_path / "o" / "curves.json")
-    assert "| `mine` | 1 | 2,000 | inf | - |" in text and "| `early` | 1 | 1,000 | nan | - |" in text
-    assert rows["mine"]["loss"] is rows["mine"]["difference"] is rows["early"]["loss"] is None
-    assert rows["mine"]["curve"] == [[0, 9, 1000], [1000, 5, 1000], [2000, None, 1000]]
-    assert (tmp_path / "o" / "curves.png").exists()
-
-
 def test_a_mixed_folder(tmp_path, capsys):
-    """Other data, batches and lengths, equal runs and what is no run: notices, no error."""
+    """Other data, batches and lengths, equal runs, what is no run, what diverged (null in the log, of older runs NaN or
+    Infinity): notices, no error."""
     for name in "ab":
         write_run(tmp_path / name, [9, 5, 4.5], options={"max_steps": 200, "compile": True})
     write_run(tmp_path / "long", [9, 5, 4.5, 4, 3], gpu="H100")                     # compiles by default
     write_run(tmp_path / "other", [9, 2.5, 2], options={"seq_len": 64})
     write_run(tmp_path / "more", [9, 5, 4.25], model="more", options={"max_steps": 200, "batch_tokens": 60})
     write_run(tmp_path / "short", [9, 5, 4], model="short", eval_tokens=[7, 7, 7])
+    write_run(tmp_path / "dead", [9, 5, math.inf], model="dead")
+    write_run(tmp_path / "early", [9, None], model="early")
     write_run(tmp_path / "young", [9])
     (tmp_path / "notes").mkdir()
     os.utime(tmp_path / "b" / "log.jsonl", ns=(0, 0))
-    out, names = tmp_path / "out", ("other", "b", "a", "long", "more", "short", "young", "notes", "more")
+    names, out = "other b a long more short young notes more dead early".split(), tmp_path / "out"
     given = [str(tmp_path / name) for name in names]
     assert analyze.main(["curves", *given, "--out", str(out)]) == 0
     base, rows = f"{ROOT} max_steps=200", strict(out / "curves.json")
-    assert list(rows) == [base, f"{ROOT} max_steps=400", "more"] and rows[base]["runs"] == [str(tmp_path / "a")]
+    assert list(rows) == [base, f"{ROOT} max_steps=400", "more", "dead", "early"]
+    assert rows[base]["runs"] == [str(tmp_path / "a")] and rows["dead"]["curve"][2] == [2000, None, 1000]
+    assert rows["dead"]["loss"] is rows["dead"]["difference"] is rows["early"]["loss"] is None
     assert rows[f"{ROOT} max_steps=400"]["difference"] is None and rows["more"]["difference"] == pytest.approx(-0.25)
     stdout, stderr = capsys.readouterr()
     assert stdout == (out / "curves.md").read_text() + f"{out / 'curves.png'}\n"
     assert [line.split(" | ")[-2] for line in stdout.splitlines()[2:5]] == 2 * ["1,000 compiled"] + ["1,000 eager"]
+    assert "| `dead` | 1 | 2,000 | inf | - |" in stdout and "| `early` | 1 | 1,000 | nan | - |" in stdout
     for line, said in zip(stderr.splitlines(), [
             "left out: {}/young has only one validation", "left out: {}/notes is not the folder of a run",
             "left out: {}/other: validated on sequences of 64 of data with fingerprint f, other runs on ",

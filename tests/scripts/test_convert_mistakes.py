@@ -87,17 +87,15 @@ def test_norms_that_the_flags_do_not_know(no, tmp_path):
     """Of anchors; and a NuResFormer of a newer file of the authors."""
     config, tensors = obpm()
     g, v = (f"anchor_{s}_norm.weight" for s in "gv")
-    without = save("exoformer", tmp_path / "a", config, {key: t for key, t in tensors.items() if key != v})
-    assert f"{v} is missing" in no("exoformer", without)
-    assert f"no place for 2 of its tensors: {g}, {v}" in no(
-        "exoformer", save("exoformer", tmp_path / "b", config | QK_NORM, tensors))
-    config, tensors = obpm(file="model1")
+    old, older = obpm(file="model1")
     newer = "transformer.layers.0.attn.v_res_norm.weight"
-    assert f"no place for 1 of its tensors: {newer}" in no(
-        "exoformer", save("exoformer", tmp_path / "c", config, tensors | {newer: torch.ones(8)}))
-    del config["anchor_delta_enabled"]
-    newest = save("exoformer", tmp_path / "d", config | QK_NORM, tensors)
-    assert "normalises only its anchors qk" in no("exoformer", newest)
+    newest = {key: value for key, value in old.items() if key != "anchor_delta_enabled"}
+    for i, (settings, weights, said) in enumerate([
+            (config, {key: t for key, t in tensors.items() if key != v}, f"{v} is missing"),
+            (config | QK_NORM, tensors, f"no place for 2 of its tensors: {g}, {v}"),
+            (old, older | {newer: torch.ones(8)}, f"no place for 1 of its tensors: {newer}"),
+            (newest | QK_NORM, older, "normalises only its anchors qk")]):
+        assert said in no("exoformer", save("exoformer", tmp_path / str(i), settings, weights))
 
 
 def test_files_that_may_be_of_two_saves(no, tmp_path):

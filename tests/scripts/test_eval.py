@@ -1,6 +1,5 @@
 """eval.py's benchmarks: log-likelihoods and continuations against brute force, the tables."""
 import argparse
-import base64
 import json
 import math
 import os
@@ -18,6 +17,7 @@ from lm_eval.api.instance import Instance  # noqa: E402
 import convert  # noqa: E402
 import eval as eval_py  # noqa: E402
 import models  # noqa: E402
+from folders import ranks_file  # noqa: E402
 from forked import within  # noqa: E402
 from nanodepth import benchmarks, runs, scoring  # noqa: E402
 from nanodepth.cli import UserError  # noqa: E402
@@ -105,16 +105,14 @@ def test_a_shared_context_is_read_once(tmp_path):
 
 def test_tokens_at_the_boundary(tmp_path):
     """No token spans both: the continuation is what follows the context's tokens in the whole text's."""
-    merges = [bytes([i]) for i in range(256)] + [b"th", b" th", b" the", b"re"]
     folder = save_run(tmp_path / "run", "gpt", "tokenizer.tiktoken")
-    (folder / "tokenizer.tiktoken").write_bytes(b"".join(base64.b64encode(m) + b" %d\n" % i
-                                                         for i, m in enumerate(merges)))
+    ranks_file(folder / "tokenizer.tiktoken", [bytes([i]) for i in range(256)] + [b"th", b" th", b" the", b"re"])
     lm = benchmarks.HarnessLM(folder, "cpu")
     assert lm.tok_encode("a there") == [97, 258, 259]
     for context, continuation, split in (("a ", "there", ([97], [258, 259])), ("a", " there", ([97], [258, 259])),
                                          ("a the", "re", ([97, 258], [259]))):
-        assert ask(lm, "loglikelihood", (context, continuation))[0][0] == pytest.approx(
-            brute_force(lm.model, *split)[0])
+        (found, _), = ask(lm, "loglikelihood", (context, continuation))
+        assert found == pytest.approx(brute_force(lm.model, *split)[0])
 
 
 def test_texts_without_tokens(tmp_path):
@@ -170,12 +168,12 @@ def test_half_of_the_window_is_the_prompts(tmp_path, capsys):
 
 def test_what_cannot_be_done(tmp_path):
     lm = adapter(tmp_path)
-    for call, said in ((lambda: ask(lm, "generate_until", ("a", {"do_sample": True})), "sampling"),
-                       (lambda: ask(lm, "generate_until", ("a", {"temperature": 0.5})), "sampling"),
-                       (lambda: ask(lm, "generate_until", ("a", {"num_beams": 4})), "asks for num_beams 4: only"),
-                       (lambda: ask(lm, "loglikelihood", ("a", "b" * 49)), "49 tokens: 1 to 48")):
+    for kind, options, said in (("generate_until", {"do_sample": True}, "sampling"),
+                                ("generate_until", {"temperature": 0.5}, "sampling"),
+                                ("generate_until", {"num_beams": 4}, "asks for num_beams 4: only"),
+                                ("loglikelihood", "b" * 49, "49 tokens: 1 to 48")):
         with pytest.raises(UserError, match=said):
-            call()
+            ask(lm, kind, ("a", options))
 
 
 @pytest.mark.parametrize("begin", [None, "<s>"])

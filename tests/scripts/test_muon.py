@@ -1,5 +1,6 @@
 """Muon against the SVD, against one-by-one updates, and by hand."""
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -91,47 +92,37 @@ def test_a_stack_equals_one_by_one_and_the_definition(second_moment):
             torch.testing.assert_close(found, p, atol=1e-10, rtol=0)
 
 
-class Ranks:
-    """Stands for torch.distributed on `world` ranks that take their steps one after the other."""
-
-    def __init__(self, world):
-        self.world, self.rank, self.sent = world, 0, {}
-
-    is_initialized = staticmethod(lambda: True)
-    get_world_size = lambda self: self.world
-    get_rank = lambda self: self.rank
-
-    def all_gather_single(self, out, mine):
-        self.sent[self.rank] = mine.clone()
-        assert out.shape == (self.world * len(mine),)
-        out.copy_(torch.cat([self.sent.get(r, torch.full_like(mine, math.nan)) for r in range(self.world)]))
-
-
-@pytest.mark.parametrize("world", [2, 4, 9])
 @pytest.mark.parametrize("dtype", [None, torch.float64])
-def test_the_work_is_dealt_to_the_ranks(world, dtype, monkeypatch):
-    """Every rank ends with the weights of a single process; 9 ranks are more than there are matrices."""
-    def matrices():
+def test_the_work_is_dealt_to_the_ranks(dtype, monkeypatch):
+    """Every rank ends with the weights of a single process, if the ranks take their steps one after the other. 9 ranks
+    are more than there are matrices."""
+    def step():
         g, out = torch.Generator().manual_seed(0), []
         for shape in [(8, 8)] * 3 + [(6, 4)] + [(4, 10)] * 3:
             own = torch.float32 if dtype else torch.float64            # as Muon's dtype, another than the weights'
             out.append(nn.Parameter(torch.randn(shape, generator=g).to(own)))
             out[-1].grad = torch.randn(shape, generator=g).to(own)
+        muon.Muon(out, 0.1, 0.1, second_moment=0.9, dtype=dtype).step()
         return out
 
-    alone = matrices()
-    muon.Muon(alone, 0.1, 0.1, second_moment=0.9, dtype=dtype).step()
-    ranks, made = Ranks(world), []
-    monkeypatch.setattr(muon, "dist", ranks)
+    def gather(out, mine):
+        sent[rank] = mine.clone()
+        out.copy_(torch.cat([sent.get(r, torch.full_like(mine, math.nan)) for r in range(world)]))
+
+    alone, made = step(), []
     monkeypatch.setattr(muon, "polar_express", lambda G, plain=muon.polar_express: (made.append(len(G)), plain(G))[1])
-    for every_share_is_there in (False, True):
-        made.clear()
-        for ranks.rank in range(world):
-            mine = matrices()
-            muon.Muon(mine, 0.1, 0.1, second_moment=0.9, dtype=dtype).step()
-            for p, q in zip(mine, alone) if every_share_is_there else ():
-                near(p, q, size=1, dtype=p.dtype)
-        assert sum(made) == 7 and max(made) <= -(-7 // world)
+    for world in (2, 4, 9):
+        sent = {}
+        for every_share_is_there in (False, True):
+            made.clear()
+            for rank in range(world):
+                monkeypatch.setattr(muon, "dist", SimpleNamespace(
+                    is_initialized=lambda: True, get_world_size=lambda: world, get_rank=lambda: rank,
+                    all_gather_single=gather))
+                found = step()
+                for p, q in zip(found, alone) if every_share_is_there else ():
+                    near(p, q, size=1, dtype=p.dtype)
+            assert sum(made) == 7 and max(made) <= -(-7 // world)
 
 
 def test_momentum_schedule():

@@ -30,7 +30,7 @@ def resumed(scripts, *words):
     return done.stdout
 
 
-def test_a_longer_run_is_the_one_that_was_longer_from_the_start(data, scripts, refused, tmp_path, monkeypatch, capsys):
+def test_a_longer_run_is_the_one_that_was_longer_from_the_start(data, scripts, refused, tmp_path, capsys):
     """With AdamW; Muon's momentum rises over a quarter of a short run, so that there only the length must fit."""
     short = {**SMALL, "optimizer": "adamw", "max_steps": 40}                # its decay begins at step 32
     for name, steps in (("short", 40), ("long", 60)):
@@ -43,10 +43,6 @@ def test_a_longer_run_is_the_one_that_was_longer_from_the_start(data, scripts, r
     assert "fall from step 32 on" in said and f"resume a copy of {kept}" in said
     finished = (tmp_path / "short" / "ckpt.pt").read_bytes()
     shutil.copytree(kept, tmp_path / "copy")
-    shutil.copytree(kept, tmp_path / "killed")
-    monkeypatch.setattr(train, "train", lambda *args: (0, None))
-    assert inside("--resume", str(tmp_path / "killed"), "--max_steps", "60") == 0
-    assert runs.read_checkpoint(tmp_path / "killed")["config"]["options"]["max_steps"] == 60
     shutil.move(tmp_path / "copy", kept / "before_decay")                   # as if it was killed at step 32
     assert "going on at step 32 of 60" in resumed(scripts, kept, "--max_steps", 60)
     assert_same_run(kept, tmp_path / "long")
@@ -157,7 +153,7 @@ def test_optimizer_state_goes_by_name(kind):
 
 
 def test_a_third_optimizer(data, tmp_path, monkeypatch):
-    """It is one function in muon.py. It follows the schedule, with a momentum of its own, and goes on where it was."""
+    """It is one function in muon.py. It follows the schedule, with a momentum of its own."""
     def sgd(matrices, others, options):
         return [torch.optim.SGD([dict(params=matrices, lr=options.muon_lr), *others], momentum=0.7)]
 
@@ -167,16 +163,12 @@ def test_a_third_optimizer(data, tmp_path, monkeypatch):
     options = train.parse(flags(**{**SMALL, "max_steps": 12}))[0]
     assert matrices["momentum"] == 0.7 and matrices["lr"] == options.muon_lr * train.lr_scale(11, options)
     assert losses(tmp_path / "a")[-1][1] < losses(tmp_path / "a")[0][1]
-    shutil.copytree(tmp_path / "a" / "before_decay", tmp_path / "b")
-    assert inside("--resume", str(tmp_path / "b")) == 0
-    assert_same_run(tmp_path / "a", tmp_path / "b")
 
 
 def test_a_signal_stops_a_validation(tmp_path):
     """The log of the resumed run has it once, whole."""
-    for name, n in (("train", 20), ("val", 100_000)):
-        (tmp_path / f"{name}.txt").write_text("the cat sat on a mat " * n)
-    data_prep.prepare_text([tmp_path / "train.txt"], tmp_path / "big", "byte", val_files=[tmp_path / "val.txt"])
+    (tmp_path / "a.txt").write_text("the cat sat on a mat " * 100_000)
+    data_prep.prepare_text([tmp_path / "a.txt"], tmp_path / "big", "byte", val_frac=0.9)
     slow, out = {**SMALL, "eval_tokens": 10 ** 9, "micro_batch": 1, "max_steps": 2, "warmup_steps": 1}, tmp_path / "run"
     running = start("train.py", *flags(**slow, data=tmp_path / "big", out=out))
     assert any("to resume" in line for line in running.stdout)              # the last line before the first validation
