@@ -72,16 +72,6 @@ def test_copies_of_a_document_are_in_one_split(tmp_path, capsys, frac):
     assert texts["val"] and not [text for text in texts["val"] if text in texts["train"]]
 
 
-def test_val_documents_that_also_train_are_counted(tmp_path, capsys):
-    docs, val = [*"abcdeffg"], [*"bbfxyzz"]
-    files = write_docs(tmp_path / "a.jsonl", docs), write_docs(tmp_path / "b.txt", val)
-    data_prep.prepare_text(files[:1], tmp_path / "x", "byte", val_files=files[1:])
-    n, out = sum(doc in docs for doc in val), capsys.readouterr().out
-    assert f"encoding: {n} of the {len(val)} validation documents are also in the training text\n" in out
-    assert splits_of(tmp_path / "x") == {split: [token for doc in some for token in (256, *doc.encode())]
-                                         for split, some in (("train", docs), ("val", val))}
-
-
 def test_val_when_no_document_falls_to_it(tmp_path, capsys):
     """It is the end of the text; and the first document always trains."""
     text = "".join(chr(97 + i % 26) for i in range(999))
@@ -95,17 +85,19 @@ def test_val_when_no_document_falls_to_it(tmp_path, capsys):
     assert splits_of(tmp_path / "b") == {"train": [256, 97], "val": [256, 98, 256, 99]}
 
 
-def test_val_files_a_field_and_a_ranks_file_from_home(tmp_path, monkeypatch):
+def test_val_files_a_field_and_a_ranks_file_from_home(tmp_path, monkeypatch, capsys):
+    """Documents of --val that also train are counted."""
     ranks = ranks_file(tmp_path / "my", [bytes([i]) for i in range(256)] + [b"ab"])
-    for name, text in (("b", "bab"), ("c", "b"), ("d", "b")):
+    for name, text in (("b", "bab"), ("c", "b"), ("d", "b"), ("e", "b")):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"body": text}), encoding="utf-8")
     monkeypatch.setenv("HOME", str(tmp_path))
-    words = "text ~/d.jsonl --out ~/out --tokenizer ~/my --val ~/b.jsonl ~/c.jsonl --field body"
+    words = "text ~/d.jsonl --out ~/out --tokenizer ~/my --val ~/b.jsonl ~/c.jsonl ~/e.jsonl --field body"
     assert data_prep.main(words.split()) == 0
+    assert "encoding: 2 of the 3 validation documents are also in the training text\n" in capsys.readouterr().out
     index = json.loads((tmp_path / "out/shards_index.json").read_bytes())       # so that no start reads the shards
     assert {name: entry["sha256"] for name, entry in index.items()} == {
         file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in tmp_path.glob("out/*.bin")}
-    assert splits_of(tmp_path / "out") == {"train": [257, 98], "val": [257, 98, 256, 257, 98]}
+    assert splits_of(tmp_path / "out") == {"train": [257, 98], "val": [257, 98, 256, 257, 98, 257, 98]}
     ranks.unlink()                                                       # the folder has its own copy
     data = Data(tmp_path / "out")
     assert data.tokenizer == str(tmp_path / "out/tokenizer.tiktoken") and data.vocab_size == 258

@@ -166,12 +166,10 @@ def test_a_folder_that_no_run_can_train_on(file, raw, said, refused, tmp_path):
 
 @pytest.mark.parametrize("script, main, words, package", [
     ("data_prep.py", data_prep.main, f"text a.parquet {OUT}", "pyarrow"),
-    ("data_prep.py", data_prep.main, f"text a.txt.zst {OUT}", "zstandard"),
-    ("data_prep.py", data_prep.main, "text a.txt --out x --train_bpe 300", "rustbpe"),
     ("convert.py", convert.main, "llama . --out x --tokenizer byte", "safetensors"),
     ("eval.py", eval_py.main, "run --tasks exo", "lm_eval"), ("train.py", train.main, "--wandb", "wandb")])
 def test_a_package_that_is_missing(script, main, words, package, refused, whole, tmp_path, monkeypatch):
-    for name in ("a.parquet", "a.txt.zst", "a.txt", "model.safetensors"):
+    for name in ("a.parquet", "model.safetensors"):
         (tmp_path / name).write_bytes(b"x")
     (tmp_path / "config.json").write_text("{}")
     shutil.copytree(whole, tmp_path / "run")

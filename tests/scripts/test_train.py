@@ -22,7 +22,7 @@ import train
 from folders import ranks_file
 from nanodepth import cli, runs, scoring
 from nanodepth.data import Batches, Data
-from small import ROOT, SMALL, assert_same_run, finish, flags, inside, losses, near, rows, start, vals, wait_until
+from small import ROOT, SMALL, assert_same_run, finish, flags, inside, losses, near, rows, start, wait_until
 
 SHORT = {**SMALL, "max_steps": 3, "n_layer": 1, "eval_every": 3}
 
