@@ -83,6 +83,15 @@ MISTAKES = {   # script: {words: what the line must say}. The words name files o
         "--decode 8 --new_tokens 0": "with --decode at least 1",
         "--models gpt --batch 1000000000": "out of memory: lower --batch",
         "--json /": "cannot be written"},
+    "analyze.py": {
+        "": "the following arguments are required: curves|probe",
+        "curves nothing": "nothing is not the folder of a run",
+        "curves cut": "cut has only one validation: it has just begun, or was stopped",
+        "curves run --out a.txt": "--out a.txt is not a folder",
+        "probe run run": "a run is given twice",
+        "probe run --data data/text --tokens 5": "must hold one sequence of 16 tokens",
+        "probe run --tokens 0": "--tokens and --batch_tokens must be at least 1",
+        "probe nan --data data/text": "nan: the residual stream is not finite"},
     "data_prep.py": {
         "": "required",
         "stdlib --out file": "file: exists already",
@@ -113,10 +122,11 @@ def place(data, whole, tmp_path_factory):
     for name in ("run", "cut", "code", "weights", "locked", "nan"):
         shutil.copytree(whole, place / name)
     (place / "cut" / "ckpt.pt").write_bytes((whole / "ckpt.pt").read_bytes()[:5000])
+    (place / "cut" / "log.jsonl").write_text("")
     torch.save({"model": Bomb()}, place / "code" / "ckpt.pt")
     torch.save({"weights": torch.zeros(2)}, place / "weights" / "ckpt.pt")
     checkpoint = runs.read_checkpoint(whole)
-    checkpoint["model"]["final_norm.weight"].fill_(float("nan"))
+    checkpoint["model"]["embed.weight"].fill_(float("nan"))
     torch.save(checkpoint, place / "nan" / "ckpt.pt")
     for name, raw in {"a.txt": b"long enough to be cut into windows of sixteen tokens, " * 20, "empty.txt": b"",
                       "latin.txt": b"line one\nline two\ncaf\xe9\n", "pages/page.html": b"x", "file": b"x",
