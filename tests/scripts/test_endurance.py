@@ -1,4 +1,4 @@
-"""Short versions of endurance.py and fuzz.py."""
+"""Kills, a lost rank and broken inputs: short versions of endurance.py, and fuzz.py."""
 import os
 import signal
 from pathlib import Path
