@@ -387,7 +387,7 @@ def test_recall_reads_2048_tokens(tmp_path, monkeypatch):
 # --------------------------------------------------------------------------------------------------------------- recall
 
 
-def test_completion_task(place, tmp_path):
+def test_completion_task(tmp_path):
     docs = [{"context": "Anna met [PAR] Ben.  The one she met was", "question": "The one she met was",
              "answers": ["Ben", "Benjamin"]},
             {"context": "It rained in May", "question": "It rained in the month of", "answers": ["may"]}]
