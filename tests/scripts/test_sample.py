@@ -84,3 +84,10 @@ def test_a_text_ends_where_the_model_ends_it(ends, whole, monkeypatch, capsys):
     assert said.out == "baaa\n" and len(seen) == 4 and first[0] == ends.get("bos", 256)
     assert said.err == "sample.py: the model ended the text after 3 tokens\n"
     assert sample.main([str(whole), "--prompt", "b"]) == 0                  # by default as many tokens as fit
+
+
+@pytest.mark.full
+def test_a_reader_that_leaves(whole):
+    writer = start("sample.py", whole, "--n", 3, "--max_new_tokens", 9)
+    writer.stdout.close()
+    assert (writer.stderr.read(), writer.wait()) == ("", 141)
