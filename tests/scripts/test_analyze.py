@@ -2,23 +2,21 @@
 import json
 import math
 import os
-import shutil
 
 import pytest
 import torch
 from analysis import ROOT, write_run
 
 import analyze
-import data_prep
 import models
 import probes
+import small
 from nanodepth import inside, runs
 from nanodepth.data import run_data
 
 # the baseline, a model with several streams, and one whose probes have numbers of their own
 NAMES = [ROOT, *(next(name for name in models.names() if probes.of(name, what)) for what in ("streams", "numbers"))]
-SMALL = ("--data data --n_layer 2 --d_model 32 --n_head 2 --d_ff 64 --max_len 64 --seq_len 32 --batch_tokens 64 "
-         "--max_steps 3 --warmup_steps 1 --eval_every 1 --eval_tokens 128 --device cpu --dtype fp32").split()
+SMALL = {**small.SMALL, "seq_len": 32, "batch_tokens": 64, "max_steps": 3, "warmup_steps": 1, "eval_every": 1}
 
 
 def test_table_against_numbers_by_hand(tmp_path, capsys):
@@ -47,51 +45,39 @@ def strict(path):
     return json.loads(path.read_text(), parse_constant=refuse)
 
 
-@pytest.mark.parametrize("last", [math.nan, math.inf, None], ids=str)
-def test_a_run_that_diverged_is_shown(tmp_path, last):
-    """Its last loss is null in the log, of older runs NaN or Infinity; it may end before the others."""
-    runs = [write_run(tmp_path / "a", [9, 5, 4]), write_run(tmp_path / "b", [9, 5, last], model="mine"),
-            write_run(tmp_path / "c", [9, last], model="early")]
-    assert (tmp_path / "b" / "log.jsonl").read_text().count("null") == (last is None)
-    analyze.main(["curves", *map(str, runs), "--out", str(tmp_path / "o")])
-    text, shown = (tmp_path / "o" / "curves.md").read_text(), "inf" if last == math.inf else "nan"
-    assert f"| `mine` | 1 | 2,000 | {shown} | - |" in text
-    assert f"| `early` | 1 | 1,000 | {shown} | - |" in text
-    rows = strict(tmp_path / "o" / "curves.json")
-    assert rows["mine"]["loss"] is rows["mine"]["difference"] is rows["early"]["loss"] is None
-    assert rows["mine"]["curve"] == [[0, 9, 1000], [1000, 5, 1000], [2000, None, 1000]]
-    assert (tmp_path / "o" / "curves.png").exists()
-
-
 def test_a_mixed_folder(tmp_path, capsys):
-    """Other data, other lengths, equal runs and what is no run: notices, no error."""
-    for name, options in (("a", {"max_steps": 200}), ("b", {"max_steps": 200}), ("long", {"max_steps": 400})):
-        write_run(tmp_path / name, [9, 5, 4.5, 4, 3][:5 if name == "long" else 3], options=options)
+    """Other data, batches and lengths, equal runs, what is no run, what diverged (null in the log, of older runs NaN or
+    Infinity): notices, no error."""
+    for name in "ab":
+        write_run(tmp_path / name, [9, 5, 4.5], options={"max_steps": 200, "compile": True})
+    write_run(tmp_path / "long", [9, 5, 4.5, 4, 3], gpu="H100")                     # compiles by default
     write_run(tmp_path / "other", [9, 2.5, 2], options={"seq_len": 64})
-    write_run(tmp_path / "more", [9, 5, 4.25], model="more", options={"max_steps": 200, "muon_lr": 0.5})
+    write_run(tmp_path / "more", [9, 5, 4.25], model="more", options={"max_steps": 200, "batch_tokens": 60})
+    write_run(tmp_path / "short", [9, 5, 4], model="short", eval_tokens=[7, 7, 7])
+    write_run(tmp_path / "dead", [9, 5, math.inf], model="dead")
+    write_run(tmp_path / "early", [9, None], model="early")
     write_run(tmp_path / "young", [9])
     (tmp_path / "notes").mkdir()
     os.utime(tmp_path / "b" / "log.jsonl", ns=(0, 0))
-    out, given = tmp_path / "out", [str(tmp_path / name) for name in ("other", "b", "a", "long", "more", "young",
-                                                                      "notes", "more")]
+    names, out = "other b a long more short young notes more dead early".split(), tmp_path / "out"
+    given = [str(tmp_path / name) for name in names]
     assert analyze.main(["curves", *given, "--out", str(out)]) == 0
-    rows = strict(out / "curves.json")
-    assert list(rows) == [f"{ROOT} max_steps=200", f"{ROOT} max_steps=400", "more"]
-    assert rows[f"{ROOT} max_steps=200"]["runs"] == [str(tmp_path / "a")]
+    base, rows = f"{ROOT} max_steps=200", strict(out / "curves.json")
+    assert list(rows) == [base, f"{ROOT} max_steps=400", "more", "dead", "early"]
+    assert rows[base]["runs"] == [str(tmp_path / "a")] and rows["dead"]["curve"][2] == [2000, None, 1000]
+    assert rows["dead"]["loss"] is rows["dead"]["difference"] is rows["early"]["loss"] is None
     assert rows[f"{ROOT} max_steps=400"]["difference"] is None and rows["more"]["difference"] == pytest.approx(-0.25)
     stdout, stderr = capsys.readouterr()
     assert stdout == (out / "curves.md").read_text() + f"{out / 'curves.png'}\n"
-    said = stderr.splitlines()
-    young = "has only one validation: it has just begun, or was stopped"
-    assert said[0] == f"analyze.py: left out: {tmp_path / 'young'} {young}"
-    assert said[1].startswith(f"analyze.py: left out: {tmp_path / 'notes'} is not the folder of a run")
-    words = "sequences of {} of data with fingerprint f"
-    assert said[2:] == [
-        f"analyze.py: left out: {tmp_path / 'other'}: validated on {words.format(64)}, other runs on "
-        f"{words.format(256)}",
-        f"analyze.py: left out: {tmp_path / 'b'}: there is a newer run of the same system with the same seed, "
-        f"{tmp_path / 'a'}",
-        f"analyze.py: more and {ROOT} max_steps=200 differ in more than the idea: muon_lr 0.5, 0.005"]
+    assert [line.split(" | ")[-2] for line in stdout.splitlines()[2:5]] == 2 * ["1,000 compiled"] + ["1,000 eager"]
+    assert "| `dead` | 1 | 2,000 | inf | - |" in stdout and "| `early` | 1 | 1,000 | nan | - |" in stdout
+    for line, said in zip(stderr.splitlines(), [
+            "left out: {}/young has only one validation", "left out: {}/notes is not the folder of a run",
+            "left out: {}/other: validated on sequences of 64 of data with fingerprint f, other runs on ",
+            "left out: {}/short: its losses on other tokens than most", "left out: {}/b: there is a newer run",
+            f"more and {base} differ in more than the idea: batch_tokens 60",
+            f"more and {base} saw other batches (batch_tokens 60"], strict=True):
+        assert line.startswith(f"analyze.py: {said.format(tmp_path)}"), line
     analyze.main(["curves", *given, "--out", str(out), "--baseline", "more"])
     assert list(strict(out / "curves.json"))[0] == "more"
     with pytest.raises(ValueError, match=f"no system 'x' among the runs: .* '{ROOT} max_steps=400', 'more'"):
@@ -99,34 +85,13 @@ def test_a_mixed_folder(tmp_path, capsys):
     assert not (tmp_path / "new").exists()
 
 
-def test_runs_on_other_batches_or_validation_tokens_are_named(tmp_path, capsys):
-    base, mine = (write_run(tmp_path / name, [9, 5, 4], model=name, options={"batch_tokens": size, "compile": on})
-                  for name, size, on in ((ROOT, 50, True), ("mine", 60, None)))
-    short = write_run(tmp_path / "short", [9, 5, 4], model="short", options={"batch_tokens": 50}, eval_tokens=[7, 7, 7])
-    analyze.main(["curves", *map(str, (base, mine, short)), "--out", str(tmp_path / "o")])
-    out, said = capsys.readouterr()
-    modes = [line.split(" | ")[-2] for line in out.splitlines()[2:4]]
-    assert modes == ["1,000 compiled", "1,000 eager"] and out.splitlines()[4].split(" | ")[4] == "-"
-    assert said.splitlines() == [
-        f"analyze.py: mine and {ROOT} differ in more than the idea: batch_tokens 60, 50",
-        f"analyze.py: mine and {ROOT} saw other batches (batch_tokens 60, 50): the picture has their validations alone",
-        f"analyze.py: short's last loss is on 7 tokens, {ROOT}'s on 1,000: they cannot be compared"]
-
-
 @pytest.fixture(scope="module")
-def trained(scripts, tmp_path_factory):
-    """A folder with data and short runs of NAMES, some bad runs, and what runs scripts in it."""
+def trained(data, scripts, tmp_path_factory):
+    """A folder with short runs of NAMES, and what runs scripts in it."""
     folder = tmp_path_factory.mktemp("analyze")
-    words = "the cat sat on the mat. a dog ran to it\n" * 200
-    (folder / "a.txt").write_text("\n<|endoftext|>\n".join([words] * 20))
-    data_prep.prepare_text([folder / "a.txt"], folder / "data", "byte", val_frac=0.2)
     for name in NAMES:
-        assert scripts.run("train.py", "--model", name, *SMALL, "--out", name, cwd=folder).returncode == 0
-    write_run(folder / "young", [5.0])
-    shutil.copytree(folder / ROOT, folder / "infinite")
-    checkpoint = torch.load(folder / ROOT / "ckpt.pt")
-    checkpoint["model"]["embed.weight"][5:] = math.inf
-    torch.save(checkpoint, folder / "infinite" / "ckpt.pt")
+        words = small.flags(**SMALL, model=name, data=data, out=name)
+        assert scripts.run("train.py", *words, cwd=folder).returncode == 0
     return folder, scripts
 
 
@@ -141,8 +106,7 @@ def test_probe(trained, tmp_path):
     assert set((tmp_path / "o").iterdir()) == {*drawn, *(tmp_path / "o" / f"{name}.json" for name in NAMES)}
     for name in NAMES:
         found, (model, config) = strict(tmp_path / "o" / f"{name}.json"), runs.load(folder / name)
-        data = run_data(folder / name, config, str(folder / "data"))
-        batches = list(data.val_batches(256, 4, 32))                            # 8 rows of 32: 256 tokens
+        batches = list(run_data(folder / name, config).val_batches(256, 4, 32))         # 8 rows of 32: 256 tokens
         assert found.pop("run") == found.pop("model") == name and found.pop("step") == 3
         assert found["depth_error"] < 64 * torch.finfo(torch.float32).eps and found["tokens"] == 256
         assert found == json.loads(json.dumps(inside.measure(model, batches, probes.find(name))))
@@ -158,23 +122,3 @@ def test_without_matplotlib_the_numbers_are_there(trained, tmp_path):
     assert {path.name for path in (tmp_path / "o").iterdir()} == {"curves.json", "curves.md", f"{ROOT}.json"}
     row, = strict(tmp_path / "o" / "curves.json").values()
     assert 0.1 < row["peak_bytes"] / 2 ** 30 < 4
-
-
-@pytest.mark.parametrize("words, message", [
-    (["curves", "nothing"], "nothing is not the folder of a run"),
-    (["curves", "young"], "young has only one validation: it has just begun, or was stopped"),
-    (["curves", ROOT, "--out", "a.txt"], "--out a.txt is not a folder"),
-    (["probe", "nothing", "--out", "o"], "nothing/ckpt.pt does not exist"),
-    (["probe", ROOT, ROOT, "--out", "o"], "a run is given twice"),
-    (["probe", ROOT, "--out", "o", "--tokens", "5"],
-     "--tokens 5 and the validation split of data must hold one sequence of 32 tokens"),
-    (["probe", ROOT, "--out", "o", "--tokens", "0"], "--tokens and --batch_tokens must be at least 1"),
-    (["probe", "infinite", "--out", "o"], "infinite: the residual stream is not finite"),
-    ([], "the following arguments are required: curves|probe"),
-])
-def test_mistakes_are_one_line(trained, words, message):
-    folder, scripts = trained
-    done = scripts.run("analyze.py", *words, cwd=folder)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    assert done.stderr.startswith("analyze.py: error: ") and message in done.stderr
-    assert not (folder / "o").exists()

@@ -8,7 +8,6 @@ import torch
 
 import bench
 import models
-from forked import within
 
 SHAPE = dict(vocab_size=50, n_layer=1, n_head=4, n_kv_head=2, d_model=64, d_ff=128, max_len=64)
 SMALL = ("--n_layer 4 --d_model 32 --n_head 2 --vocab_size 50 --seq_len 16 --batch 2 --rounds 2 "
@@ -54,10 +53,9 @@ def test_figures_of_a_row(monkeypatch):
         each.step, each.peak, each.first = partial(list, times), peak, 1.0
     row.flops = base.flops + 1000
     found = bench.training(row, base, args)
-    assert (found["ratio"], found["step_ratio"]) == ((0.5, 0), (0.4, 0)) and found["forward_ms"] == 2000
-    assert found["memory_ratio"] == 3 and found["tokens_per_s"] == 16 / 10
-    assert found["extra_flops"] == pytest.approx(1000 / base.flops)
-    assert found["mfu"] == pytest.approx(3 * row.flops * 16 / 6 / 1e6)
+    wanted = {"ratio": (0.5, 0), "step_ratio": (0.4, 0), "forward_ms": 2000, "memory_ratio": 3, "tokens_per_s": 1.6,
+              "extra_flops": pytest.approx(1000 / base.flops), "mfu": pytest.approx(3 * row.flops * 16 / 6 / 1e6)}
+    assert {name: found[name] for name in wanted} == wanted
 
 
 def test_models_beside_their_gpt(scripts, tmp_path):
@@ -104,18 +102,3 @@ def test_a_model_without_memory_is_a_row(monkeypatch, capsys):
     monkeypatch.setattr(bench.Row, "start", lambda row: torch.zeros(2) @ torch.zeros(3))
     with pytest.raises(RuntimeError, match="inconsistent tensor size"):
         lines("gpt")
-
-
-@pytest.mark.full
-def test_compiled(scripts, tmp_path):
-    words = (*SMALL, "--n_layer", 1, "--models", "gpt", "--json", tmp_path / "b.json")
-    done = scripts.run("bench.py", *words)
-    assert done.returncode == 0, done.stderr
-    (row,) = json.loads((tmp_path / "b.json").read_text())["models"]
-    assert row["model"] == "gpt" and row["compile_s"] > 0
-
-
-def test_a_full_disk_is_one_line_after_the_table(capsys):
-    assert within("bench.py", bench.main, *EAGER, "gpt", "--json", "/dev/full") == 1
-    said = capsys.readouterr()
-    assert "| `gpt`" in said.out and said.err.splitlines()[-1].startswith("bench.py: No space left on device")

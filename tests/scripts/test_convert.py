@@ -1,5 +1,4 @@
 """convert.py: a published checkpoint is the same function as our model."""
-import base64
 import json
 import os
 
@@ -7,6 +6,7 @@ import pytest
 import torch
 
 import convert
+from folders import ranks_file
 from nanodepth import runs
 from published import (
     GPT2, IDX, MAKE, NO_NORM, PYTHIA, QK_NORM, RES, mudd, mudd_logits, obpm, obpm_logits, save, theirs, tokenizer_json)
@@ -100,10 +100,9 @@ def test_what_the_run_folder_holds(tmp_path):
     state = converted("gpt2", source, tmp_path / "b")["model"]
     assert (tmp_path / "b" / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
     assert state["embed.weight"].data_ptr() == state["head.weight"].data_ptr()      # stored once
-    ranks = b"".join(b"%s %d\n" % (base64.b64encode(bytes([i])), i) for i in range(256))
-    (tmp_path / "mine").write_bytes(ranks)
-    convert.convert("gpt2", source, tmp_path / "d", str(tmp_path / "mine"))
-    assert (tmp_path / "d" / "tokenizer.tiktoken").read_bytes() == ranks
+    ranks = ranks_file(tmp_path / "mine", [bytes([i]) for i in range(256)])
+    convert.convert("gpt2", source, tmp_path / "d", str(ranks))
+    assert (tmp_path / "d" / "tokenizer.tiktoken").read_bytes() == ranks.read_bytes()
     assert not (tmp_path / "d" / "tokenizer.json").exists()
 
 

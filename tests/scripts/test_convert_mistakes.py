@@ -42,10 +42,7 @@ REFUSED = [
     ("pythia", dict(num_attention_heads=8), "d_model 32"),
     *((layout, rope, said) for layout in ("muddformer", "pythia") for rope, said in ROPE),
     ("muddformer", dict(n_layer=10 ** 12), "n_layer must be at least 1"),
-    ("muddformer", dict(n_layer="three"), "n_layer must be int"), ("muddformer", dict(n_layer=None), "int, not None"),
-    ("muddformer", dict(n_head=3), "n_head 3"), ("muddformer", dict(dim=16.0), "d_model must be int"),
-    ("muddformer", dict(vocab_size=True), "vocab_size must be int"),
-    ("muddformer", dict(norm_eps="small"), "norm_eps must be float"),
+    ("muddformer", dict(n_layer="three"), "n_layer must be int"), ("muddformer", dict(n_head=3), "n_head 3"),
     ("muddformer", dict(vocab_size=38), "by its config it must be (38, 16)")]
 
 
@@ -81,17 +78,15 @@ def test_norms_that_the_flags_do_not_know(no, tmp_path):
     """Of anchors; and a NuResFormer of a newer file of the authors."""
     config, tensors = obpm()
     g, v = (f"anchor_{s}_norm.weight" for s in "gv")
-    without = save("exoformer", tmp_path / "a", config, {key: t for key, t in tensors.items() if key != v})
-    assert f"{v} is missing" in no("exoformer", without)
-    assert f"no place for 2 of its tensors: {g}, {v}" in no(
-        "exoformer", save("exoformer", tmp_path / "b", config | QK_NORM, tensors))
-    config, tensors = obpm(file="model1")
+    old, older = obpm(file="model1")
     newer = "transformer.layers.0.attn.v_res_norm.weight"
-    assert f"no place for 1 of its tensors: {newer}" in no(
-        "exoformer", save("exoformer", tmp_path / "c", config, tensors | {newer: torch.ones(8)}))
-    del config["anchor_delta_enabled"]
-    newest = save("exoformer", tmp_path / "d", config | QK_NORM, tensors)
-    assert "normalises only its anchors qk" in no("exoformer", newest)
+    newest = {key: value for key, value in old.items() if key != "anchor_delta_enabled"}
+    for i, (settings, weights, said) in enumerate([
+            (config, {key: t for key, t in tensors.items() if key != v}, f"{v} is missing"),
+            (config | QK_NORM, tensors, f"no place for 2 of its tensors: {g}, {v}"),
+            (old, older | {newer: torch.ones(8)}, f"no place for 1 of its tensors: {newer}"),
+            (newest | QK_NORM, older, "normalises only its anchors qk")]):
+        assert said in no("exoformer", save("exoformer", tmp_path / str(i), settings, weights))
 
 
 def test_other_files_of_the_folder(no, tmp_path):

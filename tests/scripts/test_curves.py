@@ -1,5 +1,4 @@
 """curves.py: systems, intervals and tokens saved against numbers by hand."""
-import json
 import math
 import os
 import random
@@ -44,10 +43,6 @@ def test_a_system_is_its_runs_but_for_the_seed(tmp_path):
     data, torch = run(1, data={"fingerprint": "g"}), run(1, versions={"torch": "2.11.0"})
     assert labels(a, data, torch) == {f"{ROOT} data=f torch=2.13.0": [0], f"{ROOT} data=g torch=2.13.0": [1],
                                       f"{ROOT} data=f torch=2.11.0": [1]}
-    old, new = run(), run(1, options={"boost": 1}, defaults={"boost": 1})
-    other = run(1, options={"boost": 3}, defaults={"boost": 1})             # an option that older runs lack
-    assert labels(old, new) == {ROOT: [0, 1]}
-    assert labels(old, other) == {f"{ROOT} boost=1": [0], f"{ROOT} boost=3": [1]}
 
 
 def test_edited_code_is_another_system(tmp_path):
@@ -94,12 +89,12 @@ def test_runs_that_cannot_be_averaged_are_named(tmp_path):
     assert curves.usable(alone) == (alone, [])                              # still training: as far as it is
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"options": {"seed": 1}}'])
-def test_what_is_no_run(tmp_path, text):
+def test_what_is_no_run(tmp_path):
     run = write_run(tmp_path / "r", [5.0, 4.0])
-    (run / "config.json").write_text(text)
-    with pytest.raises(ValueError, match="is not the folder of a run"):
-        curves.read_log(run)
+    for text in ("{", '{"options": {"seed": 1}}'):
+        (run / "config.json").write_text(text)
+        with pytest.raises(UserError, match="is not the folder of a run"):
+            curves.read_log(run)
 
 
 # ---------------------------------------------------------------------------------------------------- curves, intervals
@@ -115,6 +110,7 @@ def test_noise_is_that_of_a_randomised_block_design():
     losses = THREE | {"four": {7: 3.8}, "five": {8: 3.9}}                   # no run beside them, so no difference
     assert curves.difference(losses, "four", "gpt") == curves.difference(losses, "four", "five") == (None, None)
     assert curves.difference(losses, "one", "gpt") == (pytest.approx(value), pytest.approx(half))
+    assert curves.difference({"one": {1: 2.0}, "gpt": {1: 1.5}}, "one", "gpt") == (pytest.approx(0.5), None)
 
 
 def test_a_seed_of_two_systems_tells_something_of_the_third():
@@ -132,64 +128,32 @@ def test_a_seed_of_two_systems_tells_something_of_the_third():
     assert curves.difference(losses, "three", "gpt")[1] > 3.182 * sd
 
 
-def test_seeds_are_paired_and_one_seed_has_no_interval(tmp_path):
-    base = read(*(write_run(tmp_path / f"b{s}", [9, s], s) for s in (1, 2, 3)))
-    some = read(*(write_run(tmp_path / f"a{s}", [9, s + gap], s) for s, gap in ((3, 0.5), (2, 0.7), (7, 100))))
-    half = 12.706 * math.sqrt(0.02) / math.sqrt(2)
+def test_only_losses_on_equal_tokens_are_compared(tmp_path):
+    """After as many training tokens, on as many validation tokens: final_eval_tokens sets the last losses apart."""
+    def runs(name, *losses, tokens=()):
+        return read(*(write_run(tmp_path / f"{name}{i}", x, i, eval_tokens=tokens) for i, x in enumerate(losses)))
 
-    def difference(some, tokens=1000, scored=1000):
-        return curves.difference(curves.losses({"x": some, ROOT: base}, tokens, scored), "x", ROOT)
-    assert difference(some) == (pytest.approx(0.6), pytest.approx(half))
-    assert difference(some[2:]) == difference(some, 77) == difference(some, 1000, 77) == (None, None)
-    assert curves.difference(curves.losses({"x": some[:1], ROOT: base[2:]}, 1000, 1000), "x", ROOT) == (
-        pytest.approx(0.5), None)
-    lone = curves.summarise({"x": some[2:], ROOT: base}, ROOT)
-    assert list(lone) == [ROOT, "x"]
-    assert lone["x"]["difference"] is None
-
-
-def test_only_losses_after_equal_tokens_are_compared(tmp_path):
-    base = read(*(write_run(tmp_path / f"b{s}", [9, 5, 3 + s], s) for s in (0, 1)))
-    more = read(*(write_run(tmp_path / f"m{s}", [9, 5, 4, 2], s) for s in (0, 1)))
-    late = read(write_run(tmp_path / "l0", [9, 4, 1], 0), write_run(tmp_path / "l1", [9, 4], 1))
-    rows = curves.summarise({ROOT: base, "more": more, "late": late}, ROOT)
-    assert rows["more"]["difference"] is None and rows["more"]["loss"] == 2
-    assert rows["late"]["loss"] == 4 and rows["late"]["loss_sd"] == 0               # as of what both seeds have
-    assert rows["late"]["tokens"] == 1000
-    assert rows[ROOT]["loss"] == 3.5
+    rows = curves.summarise({ROOT: runs("b", [9, 5, 3], [9, 5, 4]), "more": runs("m", [9, 5, 4, 2], [9, 5, 4, 2]),
+                             "late": runs("l", [9, 4, 1], [9, 4])}, ROOT)
+    assert rows["more"]["difference"] is None and rows["more"]["loss"] == 2 and rows[ROOT]["loss"] == 3.5
+    assert rows["late"]["tokens"] == 1000 and rows["late"]["loss"] == 4 and rows["late"]["loss_sd"] == 0    # of both
+    last = {ROOT: runs("B", [9, 5, 4, 3.5], tokens=[7, 7, 7, 70]), "x": runs("X", [9, 4, 3, 3.2], tokens=[7, 7, 7, 70]),
+            "long": runs("L", [9, 4, 3, 2.5, 2], tokens=[7, 7, 7, 7, 70])}
+    row = curves.summarise(last, ROOT)["x"]
+    assert row["difference"] == pytest.approx(-0.3) and row["loss"] == 3.2 and row["tokens"] == 3000
+    assert row["curve"] == [(0, 9, 7), (1000, 4, 7), (2000, 3, 7), (3000, 3.2, 70)]
+    assert curves.losses(last, 3000, 70) == {ROOT: {0: 3.5}, "x": {0: 3.2}}
+    with pytest.raises(UserError, match="X0, .*Y0: no validations on as many tokens in common"):
+        curves.curve([*last["x"], *runs("Y", [9, 5], tokens=[8, 8])])
 
 
-def test_losses_on_other_validation_tokens_are_apart(tmp_path):
-    """final_eval_tokens: a last loss is compared with other last ones alone."""
-    base, some = read(*(write_run(tmp_path / name, losses, eval_tokens=[7, 7, 7, 70])
-                        for name, losses in (("b", [9, 5, 4, 3.5]), ("s", [9, 4, 3, 3.2]))))
-    rows = curves.summarise({ROOT: [base], "x": [some]}, ROOT)
-    assert rows["x"]["difference"] == pytest.approx(-0.3) and rows["x"]["loss"] == 3.2 and rows["x"]["tokens"] == 3000
-    assert rows["x"]["curve"] == [(0, 9, 7), (1000, 4, 7), (2000, 3, 7), (3000, 3.2, 70)]
-    longer = read(write_run(tmp_path / "l", [9, 4, 3, 2.5, 2], eval_tokens=[7, 7, 7, 7, 70]))
-    found = curves.losses({ROOT: [base], "x": [some], "long": longer}, 3000, 70)
-    assert found == {ROOT: {0: 3.5}, "x": {0: 3.2}}
-
-
-@pytest.mark.parametrize("last", [math.nan, math.inf])
-def test_a_seed_that_diverged(tmp_path, last):
-    """Its loss is not finite, as train.py logs it before it stops: deviations are unknown, and nothing fails."""
-    logs = read(*(write_run(tmp_path / f"{seed}", [5.0, loss], seed) for seed, loss in ((0, 4.0), (1, last))))
-    row = curves.summarise(curves.systems(logs), ROOT)[ROOT]
-    assert math.isnan(row["loss_sd"])
-    assert curves.deviation([1.0, 3.0]) == pytest.approx(math.sqrt(2))
+def test_deviations():
+    """A loss that is not finite, as train.py logs it before it stops, has none, and nothing fails."""
+    assert curves.deviation([1.0, 3.0]) == pytest.approx(math.sqrt(2)) and curves.deviation([1.0]) is None
+    assert all(math.isnan(curves.deviation([4.0, last])) for last in (math.nan, math.inf))
 
 
 # ------------------------------------------------------------------------------------------------------ batch by batch
-
-
-def with_losses(run, train):
-    """The run folder with these training losses, of steps 1, 2, ..., of 10 tokens."""
-    rows = [json.dumps({"kind": "train", "step": i, "tokens": 10 * i, "loss": loss, "tok_s": 1.0})
-            for i, loss in enumerate(train, 1)]
-    log = run / "log.jsonl"
-    log.write_text("\n".join([row for row in log.read_text().splitlines() if '"val"' in row] + rows) + "\n")
-    return run
 
 
 def test_training_losses_of_one_seed_are_compared_batch_by_batch(tmp_path):
@@ -197,9 +161,11 @@ def test_training_losses_of_one_seed_are_compared_batch_by_batch(tmp_path):
     draw = random.Random(0).gauss
     hard = {seed: [draw(5, 0.4) for _ in range(30)] for seed in (0, 1, 2)}                  # each batch's own loss
     gain = {seed: [0.01 * i + draw(0, 0.01) for i in range(30 - seed)] for seed in (0, 1)}
-    base = read(*(with_losses(write_run(tmp_path / f"b{s}", [9, 5], s), hard[s]) for s in hard))
-    some = read(*(with_losses(write_run(tmp_path / f"a{s}", [9, 5], s, "mine"),
-                              [x - y for x, y in zip(hard[s], gain[s])]) for s in gain))
+    base = read(*(write_run(tmp_path / f"b{s}", [9, 5], s) for s in hard))
+    some = read(*(write_run(tmp_path / f"a{s}", [9, 5], s, "mine") for s in gain))
+    for run in base + some:
+        values = hard[run["seed"]] if run in base else [x - y for x, y in zip(hard[run["seed"]], gain[run["seed"]])]
+        run["train"] = [{"step": i, "tokens": 10 * i, "loss": loss} for i, loss in enumerate(values, 1)]
     found = curves.along(some, base, 8)
     gaps = [-(x + y) / 2 for x, y in zip(gain[0], gain[1])]                                 # 29 steps that both have
     assert len(found) == 29 - 8 + 1
@@ -222,16 +188,3 @@ def test_which_runs_see_the_same_batches(tmp_path, how, why):
     base, some = read(write_run(tmp_path / "a", [9, 5], **own), write_run(tmp_path / "b", [9, 5], **merged))
     assert curves.other_batches([base], [some]) == why
     assert bool(curves.along([some], [base], 2)) == (not why)
-
-
-def test_seeds_without_a_common_validation(tmp_path):
-    runs = read(write_run(tmp_path / "a", [9, 5], 0, eval_tokens=[7, 7]), write_run(tmp_path / "b", [9, 5], 1))
-    with pytest.raises(UserError, match="a, .*b: no validations on as many tokens in common"):
-        curves.curve(runs)
-
-
-def test_what_is_compiled():
-    """With --compile; without a word about it, on a GPU."""
-    found = {(on, gpu): curves.compiled({"options": {"compile": on}, "gpu": gpu})
-             for on in (True, False, None) for gpu in ("H100", None)}
-    assert [key for key, word in found.items() if word == "compiled"] == [(True, "H100"), (True, None), (None, "H100")]

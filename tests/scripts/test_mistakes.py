@@ -22,7 +22,6 @@ MISTAKES = {   # script: {words: what the line must say}. The words name files o
     "train.py": {
         "--max_step 9": "unknown argument --max_step: did you mean --max_steps?",
         "--dropout 0.1": "unknown argument --dropout: see --help",
-        "--n_embd 64": "unknown argument --n_embd: did you mean --d_model?",
         "--learning_rate=1": "did you mean --muon_lr or --adamw_lr?",
         "--compile=maybe": "argument --compile: invalid bool value",
         "--model gtp": "no model 'gtp'",
@@ -36,80 +35,65 @@ MISTAKES = {   # script: {words: what the line must say}. The words name files o
         "--batch_tokens 100": "--batch_tokens 100 must be a multiple",
         "--micro_batch 3": "--micro_batch 3 must divide",
         "--seq_len 128": "--max_len 128",
-        "--n_head 3": "n_head",
         "--n_layer 100000": "n_layer must be at least 1 and at most 10,000",
         "--d_ff 1000000000": "take a smaller model",
         "--vocab_size 100": "--vocab_size 100",
-        "--data nowhere": "data_prep.py",
+        "--data nowhere": "nowhere: no such data folder: make it with python data_prep.py",
         "--data a.txt": "a.txt: a file, and not a data folder",
         "--out run": "exists: choose another --out, or go on with --resume",
         "--out other": "which no run writes: choose another --out",
         "--out a.txt": "a.txt: Not a directory",
-        "--init_from run --n_layer 3": "do not fit the model",
         f"--init_from run --model {LAST}": "do not fit the model",
-        "--init_from books": "ckpt.pt does not exist",
         "--init_from run --data 'other tokens'": "has other tokens",
         "--init_from run --tie_embeddings": "head.weight is the same parameter as embed.weight, which",
         "--resume cut": "not a readable checkpoint",
         "--resume code": "not a readable checkpoint",
         "--resume weights": "not a readable checkpoint of train.py (KeyError: ",
         "--resume run --d_model 64": "--d_model 64 contradicts",
-        f"--resume run --model {LAST}": f"--model {LAST} contradicts",
         "--resume run --data other": "is not the data",
         "--resume=": "--resume is empty",
         "--resume auto": "--resume auto needs --out",
-        "--resume auto --out run --max_len 65": "--max_len 65 contradicts the run",
         "--resume locked": "in use by another process"},
     "eval.py": {
-        "nowhere": "ckpt.pt does not exist",
-        "run --data nowhere": "no such data folder",
         "run --seq_len 65": "max_len 64",
         "run --limit 5": "cannot be used without --tasks",
         "run --tasks x --tokens 3 --data x": "--data and --tokens cannot be used with --tasks x",
         "run --tokens 0": "--tokens must be at least 1",
         "run --tasks x --num_fewshot -1": "--num_fewshot must be at least 0",
-        "run --batch_size 5": "did you mean --batch_tokens?",
         "run --data 'other tokens'": "was trained on (byte): prepare the text with --tokenizer byte",
-        "run --json no/such/folder/x.json": "no/such/folder/x.json cannot be written",
-        "run --device gpu7": "gpu7"},
+        "run --json no/such/folder/x.json": "no/such/folder/x.json cannot be written"},
     "sample.py": {
         f"{50 * 'prompt'}": "ckpt.pt does not exist",
-        "run --temperature -1": "--temperature",
         "run --max_new_tokens 64": "max_len 64",
         "run --top_p 0": "--top_p must lie above 0",
-        "run --top_p 1.5": "--top_p must lie above 0",
         "run --temperature nan": "--temperature must be at least 0 and finite, not nan",
         "run --n 9223372036854775808": "--n must be at least 1 and finite",
-        "run --top_k 0": "--top_k must be at least 1",
         "run --file nowhere --max_new_tokens 9": "nowhere: No such file",
         "run --file nowhere --prompt a": "two prompts",
         "run --file latin.txt": "not UTF-8 text",
-        "run --prompt \udcff": "not UTF-8 text",
-        "nan --max_new_tokens 9": "its weights are not finite",
-        "run --num_samples 3": "did you mean --n?",
-        "run --start a": "did you mean --prompt?",
-        "run --device gpu7": "gpu7"},
+        "nan --max_new_tokens 9": "its weights are not finite"},
     "bench.py": {
         "--models gpt:width=3": "gpt:width=3: unknown argument --width",
-        "--models gpt:qk_norm=maybe": "invalid bool value",
         "--models gpt:n_kv_head=4": "n_kv_head",
-        "--preset huge": "no preset 'huge'",
         "--batch 0": "must be at least 1",
-        "--n_head 5": "n_head",
-        "--device abacus": "abacus",
         "--models gpt --batch 1000000000": "out of memory: lower --batch",
-        "--json no/such/folder/x.json": "cannot be written", "--json /": "cannot be written"},
+        "--json /": "cannot be written"},
+    "analyze.py": {
+        "": "the following arguments are required: curves|probe",
+        "curves nothing": "nothing is not the folder of a run",
+        "curves cut": "cut has only one validation: it has just begun, or was stopped",
+        "curves run --out a.txt": "--out a.txt is not a folder",
+        "probe run run": "a run is given twice",
+        "probe run --data data/text --tokens 5": "must hold one sequence of 16 tokens",
+        "probe run --tokens 0": "--tokens and --batch_tokens must be at least 1",
+        "probe nan --data data/text": "nan: the residual stream is not finite"},
     "data_prep.py": {
         "": "required",
-        "nonsense": "nonsense",
         "stdlib --out file": "file: exists already",
         "text a.txt --name x --tokenizer gpt2": "TIKTOKEN_CACHE_DIR",
         "text a.txt --name x --tokenizer nope": "tokenizer 'nope': No such file or directory",
         "text a.txt": "one of the arguments --name --out is required",
         f"text a.txt {OUT} --train_bpe 300": "--train_bpe: not allowed with argument --tokenizer",
-        "text a.txt --val books --val_frac 0.1 --name x": "--val_frac: not allowed with argument --val",
-        "text a.txt --name x --vocab_size 300": "did you mean --train_bpe?",
-        "text a.txt --out other": "make another folder with --out",
         "text a.txt --name x --val_frac 2": "--val_frac 2.0",
         "text a.txt --name x --shard_tokens 0": "--shard_tokens 0",
         "text a.txt missing.txt --name x": "missing.txt: no such file",
@@ -118,13 +102,10 @@ MISTAKES = {   # script: {words: what the line must say}. The words name files o
         "text books books/deep --name x": "books/deep/b.txt: given twice",
         "text books --val books/deep/b.txt --name x": "books/deep/b.txt: is for training and in --val",
         f"text empty.txt {OUT}": "no text for the train split in empty.txt",
-        f"text a.txt --val empty.txt {OUT}": "no text for the val split",
         f"text latin.txt {OUT}": "latin.txt:3: not UTF-8 text (byte 0xe9)",
         "text a.txt --out /proc/x --tokenizer byte": "error: /proc/x",
-        "fineweb-edu": "--shards",
         "fineweb-edu --shards 100": "--shards 100",
         "fineweb-edu --shards 1 --url nonsense --out pages": "nonsense",
-        "fineweb-edu --shards 1 --out file": "file",
         "fineweb-edu --shards 1 --out other": "belongs to other data: choose another --out"}}
 
 
@@ -136,10 +117,11 @@ def place(data, whole, tmp_path_factory):
     for name in ("run", "cut", "code", "weights", "locked", "nan"):
         shutil.copytree(whole, place / name)
     (place / "cut" / "ckpt.pt").write_bytes((whole / "ckpt.pt").read_bytes()[:5000])
+    (place / "cut" / "log.jsonl").write_text("")
     torch.save({"model": Bomb()}, place / "code" / "ckpt.pt")
     torch.save({"weights": torch.zeros(2)}, place / "weights" / "ckpt.pt")
     checkpoint = runs.read_checkpoint(whole)
-    checkpoint["model"]["final_norm.weight"].fill_(float("nan"))
+    checkpoint["model"]["embed.weight"].fill_(float("nan"))
     torch.save(checkpoint, place / "nan" / "ckpt.pt")
     for name, raw in {"a.txt": b"long enough to be cut into windows of sixteen tokens, " * 20, "empty.txt": b"",
                       "latin.txt": b"line one\nline two\ncaf\xe9\n", "pages/page.html": b"x", "file": b"x",
@@ -171,19 +153,16 @@ SHARDS = {"train_000000.bin": 4, "val_000000.bin": 3}
     *(("train_000000.bin", raw, f"d/train_000000.bin: {said}") for raw, said in [
         (b"", "not a token shard: 0 bytes"),
         (b"x" * 2000, "not a token shard: 2,000 bytes that start with 2021161080,"),
-        (shard_bytes([1, 2], magic=20240521), "not a token shard: 1,028 bytes that start with 20240521, 1, 2 instead"),
         (shard_bytes([1, 2], version=2), "not a token shard: 1,028 bytes that start with 20240520, 2, 2"),
-        (shard_bytes([]), "not a token shard: 1,024 bytes that start with 20240520, 1, 0"),
         (shard_bytes([1, 2], count=1_000_000), "header says 1,000,000 tokens, file holds 2: prepare the folder again"),
-        (shard_bytes([1, 2, 3], count=2), "header says 2 tokens, file holds 3:"),
         (shard_bytes([1, 2]) + b"!", "header says 2 tokens, file holds 2.5:"),
         (shard_bytes([1, 50257]), "token id 50257 is beyond the vocabulary of 50,257 (gpt2)")]),
     ("train_000000.bin", None, "d: no train shard"), ("val_000000.bin", None, "d: no val shard"),
     ("token_bytes.npy", b"", "meta.json is missing: prepare the folder again"),
-    *(("meta.json", raw, "meta.json: broken") for raw in (b"{", b"[]", b"\xff")),
+    *(("meta.json", raw, "meta.json: broken") for raw in (b"[]", b"\xff")),
     ("meta.json", json.dumps(meta_of(SHARDS, tokenizer="own")).encode(), "d/own is missing: prepare the folder again"),
     *(("meta.json", json.dumps(meta_of(shards)).encode(), "d: its shards are not those that its meta.json lists")
-      for shards in (SHARDS | {"train_000001.bin": 4}, {"train_000000.bin": 4}, SHARDS | {"train_000000.bin": 5}))])
+      for shards in ({"train_000000.bin": 4}, SHARDS | {"train_000000.bin": 5}))])
 def test_a_folder_that_no_run_can_train_on(file, raw, said, refused, tmp_path):
     folder = make(tmp_path / "d", [[1, 2, 3, 4]])
     (folder / file).unlink() if raw is None else (folder / file).write_bytes(raw)
@@ -193,11 +172,10 @@ def test_a_folder_that_no_run_can_train_on(file, raw, said, refused, tmp_path):
 @pytest.mark.parametrize("script, main, words, package", [
     ("data_prep.py", data_prep.main, f"text a.parquet {OUT}", "pyarrow"),
     ("data_prep.py", data_prep.main, f"text a.txt.zst {OUT}", "backports.zstd"),
-    ("data_prep.py", data_prep.main, "text a.txt --out x --train_bpe 300", "rustbpe"),
     ("convert.py", convert.main, "gpt2 . --out x --tokenizer byte", "safetensors"),
     ("eval.py", eval_py.main, "run --tasks exo", "lm_eval"), ("train.py", train.main, "--wandb", "wandb")])
 def test_a_package_that_is_missing(script, main, words, package, refused, whole, tmp_path, monkeypatch):
-    for name in ("a.parquet", "a.txt.zst", "a.txt", "model.safetensors"):
+    for name in ("a.parquet", "a.txt.zst", "model.safetensors"):
         (tmp_path / name).write_bytes(b"x")
     (tmp_path / "config.json").write_text("{}")
     shutil.copytree(whole, tmp_path / "run")

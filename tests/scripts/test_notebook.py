@@ -5,22 +5,19 @@ from pathlib import Path
 
 import pytest
 
-import data_prep
+from small import SMALL, flags
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "look_inside.ipynb"
 CELLS = json.loads(NOTEBOOK.read_text())["cells"]
 CODE = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]
 RUN = re.search(r'^RUN = "(\.\./runs/(\w+)-tiny)"$', CODE[0], re.M)
-SMALL = ("--data data --n_layer 2 --d_model 32 --n_head 2 --d_ff 64 --max_len 320 --seq_len 32 --batch_tokens 64 "
-         "--max_steps 2 --warmup_steps 1 --eval_tokens 128 --device cpu --dtype fp32").split()
 
 
 @pytest.mark.full
-def test_the_cells_run(scripts, tmp_path, monkeypatch, capsys):
+def test_the_cells_run(data, scripts, tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
-    (tmp_path / "a.txt").write_text("self.name = name\n" * 500)
-    data_prep.prepare_text([tmp_path / "a.txt"], tmp_path / "data", "byte", val_frac=0.2)
-    done = scripts.run("train.py", "--model", RUN[2], *SMALL, cwd=tmp_path)
+    small = {**SMALL, "max_steps": 2, "warmup_steps": 1, "max_len": 320, "seq_len": 32}
+    done = scripts.run("train.py", "--model", RUN[2], *flags(**small, data=data), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (tmp_path / "examples").mkdir()
     monkeypatch.chdir(tmp_path / "examples")

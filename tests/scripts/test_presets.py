@@ -6,7 +6,6 @@ import torch
 
 import models
 import train
-from nanodepth.devices import flops_per_token
 from nanodepth.presets import PRESETS
 
 
@@ -56,10 +55,3 @@ def test_every_preset_key_is_an_option():
              for f in fields(cls)}
     for name, preset in PRESETS.items():
         assert set(preset) <= known, name
-
-
-def test_flops_per_token():
-    """2 per weight of every matrix, and 4 T d per layer for scores and values, without causal halving."""
-    model = shape("gpt2-124m", tie_embeddings=False)
-    matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2) - model.embed.weight.numel()
-    assert flops_per_token(model, 1024) == 2 * matrices + 12 * 4 * 1024 * 768

@@ -1,14 +1,11 @@
 """What ran: the text that Python imported, and everything else that makes two runs different systems."""
 import importlib
 import os
-import shutil
-import subprocess
 import sys
 
 import pytest
 
-import data_prep
-from nanodepth import ran
+from nanodepth import ran, runs
 from small import ROOT
 
 BASE = "class Model:\n    def forward(self, x):\n        return x + 1\n"
@@ -83,42 +80,9 @@ def test_the_text_that_was_imported(zoo, tmp_path):
     assert importlib.import_module("zoo.mine").Model().forward(3) == 2              # no .pyc of the old text
 
 
-def test_an_edit_between_two_seeds(tmp_path):
-    """models/mine.py has a class of gpt.py's; one of the two is edited while a notebook is open. In a copy of the
-    repository: two systems, each named; the notebook says that it computes with the old text; --resume says and
-    records it.
-    """
-    copy, tiny = tmp_path / "copy", "--max_steps 4 --n_layer 1 --d_model 16 --n_head 1 --seq_len 16 --batch_tokens 64 "
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "results", "runs", "data", "tests"))
-    (tmp_path / "a.txt").write_text("".join(f"{i} green bottles hanging on the wall\n\n" for i in range(200)))
-    data_prep.prepare_text([tmp_path / "a.txt"], copy / "data" / "tiny", "byte")
-    (copy / "models" / "mine.py").write_text(
-        "from dataclasses import dataclass\n\nfrom models import gpt\n\n\n@dataclass\nclass Config(gpt.Config):\n"
-        "    vocab_size: int = 256\n    max_len: int = 64\n\n\nclass Model(gpt.Model):\n    pass\n")
-    (copy / "book.py").write_text(f"""
-import pathlib, subprocess, sys
-import nanodepth
-def train(*words):
-    done = subprocess.run([sys.executable, "train.py", *words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-new = ["--model", "mine", *"{tiny} --eval_tokens 200 --data tiny --dtype fp32 --device cpu".split()]
-train(*new, "--out", "one")
-nanodepth.load("one")
-gpt = pathlib.Path("models/gpt.py")
-assert gpt.read_text().count("return x + self.mlp(") == 1
-gpt.write_text(gpt.read_text().replace("return x + self.mlp(", "return x - self.mlp("))
-print(nanodepth.load("one")[0] is not None)
-print(train("--resume", "one/before_decay"))
-train(*new, "--out", "two", "--seed", "1")
-nanodepth.load("two")
-""")
-    done = subprocess.run([sys.executable, "book.py"], cwd=copy, capture_output=True, text=True, timeout=600,
-                          env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""})
-    assert "True\n" in done.stdout and "\nmodels/gpt.py: changed since the run began" in done.stdout, done.stderr
-    assert done.stderr.splitlines()[-1] == "models/gpt.py, as imported, differs from the copy in two/source"
-    (copy / "models" / "mine.py").write_text("")                            # nor does curves need the file
-    runs = "one", "two", "one/before_decay"
-    done = subprocess.run([sys.executable, "analyze.py", "curves", *runs], cwd=copy, capture_output=True, text=True)
-    assert "mine of 20" in done.stdout and done.stdout.count("| 1 |") == 3, done.stdout + done.stderr
-    assert "differ in more than the idea: models/gpt.py\n" in done.stderr
+def test_an_old_text_is_named(whole, monkeypatch, capsys):
+    """A notebook has imported gpt.py, somebody edits it and trains."""
+    file = ROOT / "models" / "gpt.py"
+    monkeypatch.setitem(ran.texts, file, file.read_bytes() + b"edited = False\n")
+    runs.load(whole)
+    assert capsys.readouterr().err == f"models/gpt.py, as imported, differs from the copy in {whole}/source\n"

@@ -1,8 +1,6 @@
 """The house: imports point down, no place knows a model by name, and what a model file must have."""
 import ast
 import re
-import subprocess
-import sys
 from types import ModuleType
 
 import pytest
@@ -35,14 +33,6 @@ def test_imports_point_down():
         assert imports(path) & OURS <= {"models", "muon", "nanodepth", "probes"}, path
     for name in SCRIPTS:
         assert imports(ROOT / f"{name}.py") & SCRIPTS <= ({"data_prep"} if name == "train" else set()), name
-
-
-@pytest.mark.full
-def test_every_module_can_be_imported_first():
-    """No circular imports: each module alone in a new process."""
-    for name in ("models", "probes", *(f"nanodepth.{path.stem}" for path in ROOT.glob("nanodepth/*.py"))):
-        done = subprocess.run([sys.executable, "-c", f"import {name}"], cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
 
 
 def quoted(path):
