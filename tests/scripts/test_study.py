@@ -132,7 +132,8 @@ def test_the_page_of_a_study():
     """Made-up runs: gpt falls by 1 when the tokens double, the system is 0.5 ahead and takes 1.25 times as long. So gpt
     needs sqrt(2) times the tokens.
     """
-    report, name, runs = load("report.py"), "muddformer", []
+    report, runs = load("report.py"), []
+    name = report["MAIN"][2]                                                # a model
     for system, ahead in (("gpt", 0.0), (name, 0.5)):
         for seed in range(3):
             for steps in (500, 1000, 2000, 4000)[:4 if system == "gpt" else 3]:
@@ -212,7 +213,8 @@ def test_no_run_is_left_out_in_silence(tmp_path, capsys):
 
 def test_shapes_and_sums_by_hand():
     """An idea's lead in another shape, and the lead of two ideas minus the sum of theirs, with exact numbers."""
-    report, name = load("report.py"), "muddformer"
+    report = load("report.py")
+    name = report["MAIN"][2]                                                # a model
     lead = {"gpt": 0, name: -0.3, "gpt-gated": -0.2, f"{name}-gated": -0.4, "gpt-wide-stream": -0.1,
             f"{name}-8x160": -0.25}
     losses = {system: {seed: 4 + at + seed / 8 for seed in range(2)} for system, at in lead.items()}

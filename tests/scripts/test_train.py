@@ -1,5 +1,4 @@
 """One training run: its log, its schedule, signals, full disks, ranks, compilation, and where it finds its files."""
-import ctypes
 import json
 import math
 import os
@@ -215,17 +214,12 @@ def test_the_default_micro_batch(data):
     assert [16 * Batches(Data(data), options, ranks, x).micro for x in sizes] == [32768, 16384, 8192, 4096]
 
 
-def test_errors_of_the_machine(tmp_path):
-    """Each in one line. That of a compiled file which a kill cut off would come again and again."""
-    (tmp_path / "kernel.so").write_bytes(b"\x7fELF")
+def test_errors_of_the_machine():
+    """Each in one line."""
     for work, said in ((lambda: torch.empty(10 ** 15), "^out of memory: buy some$"),
-                       (lambda: open("/nowhere/x"), "^/nowhere/x: No such file"),
-                       (lambda: ctypes.CDLL(str(tmp_path / "kernel.so")), "kernel.so is cut off"),
-                       (lambda: torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2)), "^put_ .*: leave out --det")):
-        torch.use_deterministic_algorithms(True)
+                       (lambda: open("/nowhere/x"), "^/nowhere/x: No such file")):
         with pytest.raises((RuntimeError, OSError)) as e:
             work()
-        torch.use_deterministic_algorithms(False)
         assert re.search(said, str(cli.of_the_machine(e.value, "buy some")))
     assert cli.of_the_machine(RuntimeError("a bug"), "") is None
     assert "pip install nowhere" in str(cli.of_the_machine(ModuleNotFoundError(name="nowhere.at.all"), ""))
