@@ -31,10 +31,10 @@ def geonorm(p, c, x, seen=([], [])):
     return x
 
 
-@pytest.mark.parametrize("options", GATED + [dict(n_layer=4)], ids=show)
-def test_equations(options):
+@pytest.mark.parametrize("name, options", [("geonorm", options) for options in GATED + [dict(n_layer=4)]], ids=show)
+def test_equations(name, options):
     """Outputs small and large against the stream, scales of either sign: some tokens are at the bounds of theta."""
-    model, p, *rest = setup("geonorm", **options)
+    model, p, *rest = setup(name, **options)
     scales = iter([1.4, -1.8, 0.6, 1.1, 0.9, -0.7, 1.3, 1.2])
     with torch.no_grad():
         for key, q in model.named_parameters():
