@@ -52,6 +52,16 @@ def pairs(what):
     return [(name, options) for name in models.names() for options in of(name, what)]
 
 
+def filled(**values):
+    """A function neutral(model) that fills the parameters whose names contain a key with its value."""
+    def neutral(model):
+        for name, p in model.named_parameters():
+            for key, value in values.items():
+                if key in name:
+                    p.fill_(value)
+    return neutral
+
+
 def show(x):
     """The name of a test case: of a model, or of its options."""
     return "-".join(f"{k}={v}" for k, v in x.items()) or "default" if isinstance(x, dict) else str(x)
