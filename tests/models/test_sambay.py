@@ -65,16 +65,15 @@ test_equations = equations(stack, "sambay", [
     dict(n_layer=3, z_loss=0.0)], OWN)
 
 
-def one_after_the_other(a, b):
-    s = [b[:, 0]]
-    for t in range(1, b.size(1)):
-        s.append(a[:, t] * s[-1] + b[:, t])
-    return torch.stack(s, 1)
-
-
 @pytest.mark.parametrize("T", [1, 2, 3, 4, 7, 8, 16, 37])
 def test_recurrence_equals_the_loop(T):
     """States and gradients, in fp32 too; with decays down to exp(-300), where quotients of decays would overflow."""
+    def one_after_the_other(a, b):
+        s = [b[:, 0]]
+        for t in range(1, T):
+            s.append(a[:, t] * s[-1] + b[:, t])
+        return torch.stack(s, 1)
+
     torch.manual_seed(T)
     exact = [torch.exp(-300 * torch.rand(2, T, 5, 3) ** 3), torch.randn(2, T, 5, 3)]
     for dtype, limit in ((torch.float64, 1e-12), (torch.float32, 1e-4)):

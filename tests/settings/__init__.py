@@ -47,11 +47,6 @@ def fitting(name, options, *classes):
     return {key: value for key, value in options.items() if any(hasattr(cls, key) for cls in known)}
 
 
-def pairs(what):
-    """[(name, options), ..] of all models."""
-    return [(name, options) for name in models.names() for options in of(name, what)]
-
-
 def filled(**values):
     """A function neutral(model) that fills the parameters whose names contain a key with its value."""
     def neutral(model):
