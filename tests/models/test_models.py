@@ -235,18 +235,15 @@ def test_optimizer_groups_are_a_partition(name, options):
     """With either optimizer; what gpt.py does not have is trained as tests/settings/NAME.py says."""
     model = build(name, options, randomise=False)
     matrices, rest = muon.split_params(model)
-    everything = sorted(map(id, model.parameters()))
+    everything, mixing = sorted(map(id, model.parameters())), {id(p) for p in muon.mixing_params(model)}
     assert sorted(map(id, matrices + rest)) == everything, f"models/{name}.py: see split_params in muon.py"
-    assert all(p.ndim >= 2 for p in matrices) and {id(p) for p in muon.mixing_params(model)} <= {id(p) for p in rest}
-    for kind in ("muon", "adamw"):
+    assert all(p.ndim >= 2 for p in matrices) and mixing <= {id(p) for p in rest}
+    for kind, rate in (("muon", 0.02), ("adamw", 0.01)):
         opts = muon.optimizers(model, train.Options(optimizer=kind, muon_lr=0.02, adamw_lr=0.01, mix_lr=0.003))
-        groups = [group for opt in opts for group in opt.param_groups]
-        assert sorted(id(p) for group in groups for p in group["params"]) == everything
-        rate = {id(p): (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
-        assert {rate[id(p)] for p in matrices} <= {(0.02 if kind == "muon" else 0.01, 0.1)}
-        mixing = {id(p) for p in muon.mixing_params(model)}
-        assert {rate[i] for i in mixing} <= {(0.003, 0.0)}
-        assert {rate[id(p)] for p in rest if id(p) not in mixing} <= {(0.01, 0.0)}
+        found = [(id(p), (group["lr"], group["weight_decay"])) for opt in opts for group in opt.param_groups
+                 for p in group["params"]]
+        wanted = {id(p): (0.003 if id(p) in mixing else 0.01, 0.0) for p in rest}
+        assert sorted(found) == sorted((wanted | {id(p): (rate, 0.1) for p in matrices}).items())
         assert {(group["betas"], group["eps"]) for group in opts[-1].param_groups} == {((0.9, 0.95), 1e-8)}
     if settings.belongs(name) and not options:
         names = {id(p): re.sub(r"\.\d+\.", ".", key, count=1) for key, p in model.named_parameters()}

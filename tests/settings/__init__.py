@@ -2,7 +2,8 @@
 
 CASES     dicts of options that every generic test runs, besides the default
 NEUTRAL   dicts of options with which the model starts as its baseline, once neutral(model) has run
-neutral   a function that sets the model's own parameters, if need be; without NEUTRAL it is for the default options
+neutral   a function that sets the model's own parameters, if need be; filled() makes one. Without NEUTRAL it is for the
+          default options
 BAD       dicts of options that Config refuses
 MUON      names of the matrices that gpt.py does not have and Muon trains, without the numbers of layers
 MIXES     the same of what has the rate mix_lr
