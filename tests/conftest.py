@@ -25,12 +25,12 @@ torch.set_num_threads(1)            # the tests are small: more threads would on
 
 # The marks quick, full and sparse stand at the tests; those of tests/models are here, by how their names begin. Besides
 # these, quick are all tests of a user's own model, every default setting in test_models.py, and the first case of
-# test_equations in each file.
+# test_equations of each model.
 QUICK = {"test_copies": [""], "test_gpt": ["test_initial_values"],
          "test_compile": ["test_one_graph_forward_and_backward[gpt-default]", "test_one_graph_to_decode[gpt]"]}
 FULL = {"test_compile": ["test_one_graph"],
         "test_kern": ["test_a_mixture_compiles"],
-        "test_mhar": ["test_equations[n_depth_head=32"], "test_models": ["test_the_final_norm_is_one", "test_generate"]}
+        "test_models": ["test_the_final_norm_is_one", "test_generate"]}
 
 # With several workers the files that take longest start first, so that all end at about the same time. With one the
 # test comes first that says most clearly what is wrong with a model.
@@ -92,16 +92,15 @@ def is_quick(item):
 def pytest_collection_modifyitems(config, items):
     first = LONGEST if hasattr(config, "workerinput") else ["test_models"]
     items.sort(key=lambda item: first.index(item.path.stem) if item.path.stem in first else len(first))
-    equations = Counter()               # cases of each file: the first is quick; of models/more/ four are not slow
+    equations = Counter()               # cases of each model: the first is quick; of models/more/ four are not slow
     for item in items:
-        equation = item.name.startswith("test_equations")
-        equations[item.path] += equation
-        more = (models.HERE / "more" / f"{item.path.stem.removeprefix('test_')}.py").exists()
-        if is_slow(item) or equation and more and equations[item.path] > 4:
+        equation = item.name.startswith("test_equations") and model_of(item)
+        equations[equation] += 1
+        if is_slow(item) or equation and "more/" in models.path(equation) and equations[equation] > 4:
             item.add_marker(pytest.mark.full)
             if not config.getoption("--full"):
                 item.add_marker(pytest.mark.skip(reason="slow: --full runs it"))
-        elif is_quick(item) or equation and equations[item.path] == 1:
+        elif is_quick(item) or equation and equations[equation] == 1:
             item.add_marker(pytest.mark.quick)
             continue
         item.own_markers = [mark for mark in item.own_markers if mark.name != "quick"]

@@ -1,36 +1,28 @@
 """cla.py against its equations in float64, arXiv:2405.12981, and the size of its cache."""
 import pytest
-from reference import (  # noqa: F401  (float64: autouse)
-    add, attend, compare, float64, mlp_sublayer, norm, project, queries, setup, show)
+from reference import add, attend, equations, float64, mlp_sublayer, norm, project, queries  # noqa: F401
 
 import models
-
-CASES = [dict(), dict(n_layer=5, own=1), dict(n_layer=5, share=4, n_kv_head=1, gate="headwise"),
-         dict(n_layer=2, qk_norm=False, gate="elementwise"), dict(share=3, n_kv_head=4, tie_embeddings=True)]
-
-
-def maker(c, n):
-    """The layer whose keys and values layer n reads."""
-    while n > c.own and (n - c.own) % c.share:
-        n -= 1
-    return n
 
 
 def cla(p, c, x):
     made = {}                                   # the streams of the layers with keys and values
     for n in range(c.n_layer):
-        at, m = f"blocks.{n}", maker(c, n)
+        at, m = f"blocks.{n}", n
+        while m > c.own and (m - c.own) % c.share:
+            m -= 1
         a = [norm(p, f"{at}.attn_norm", u, c) for u in x]
         if m == n:
-            made[n] = project(p, c, at, a, a, a)
+            made[n] = project(p, c, at, a)
         x = add(x, attend(p, c, at, {**made[m], **queries(p, c, at, a)}, of=f"blocks.{m}"))
         x = add(x, mlp_sublayer(p, c, at, x))
     return x
 
 
-@pytest.mark.parametrize("options", CASES, ids=show)
-def test_equations(options):
-    compare(cla, *setup("cla", **{"share": 2, "own": 0, **options}))
+test_equations = equations(cla, "cla", [
+    dict(), dict(n_layer=5, own=1), dict(n_layer=5, share=4, n_kv_head=1, gate="headwise"),
+    dict(n_layer=2, qk_norm=False, gate="elementwise"), dict(share=3, n_kv_head=4, tie_embeddings=True)],
+    share=2, own=0)
 
 
 @pytest.mark.parametrize("L, options, makers", [
@@ -41,8 +33,7 @@ def test_the_cache(L, options, makers):
 
     The last two are CLA2-KeepEnds and CLA2-DenseFront of the paper's table 1, with 11 such layers of 20.
     """
-    shape = dict(vocab_size=31, n_layer=L, n_head=4, n_kv_head=2, d_model=32, d_ff=24, max_len=64)
-    model = models.build("cla", **shape, **options)
+    model = models.build("cla", vocab_size=31, n_layer=L, n_head=4, n_kv_head=2, d_model=32, **options)
     cache = models.module("cla").Cache(model, 3, 50)
     assert sorted(cache.k) == sorted(cache.v) == makers
     assert all(t.shape == (3, 2, 50, 8) for held in (cache.k, cache.v) for t in held.values())

@@ -5,6 +5,7 @@ gpt.py lacks are compared among the models of the repository, those in README's 
 only held to its `Changed from` line, if it has one.
 """
 import ast
+import dataclasses
 import difflib
 import re
 import runpy
@@ -101,20 +102,15 @@ def test_the_diff_is_the_paper(path):
         assert found and int(found[1]) == sizes["changed"](path.stem), "python results/sizes.py"
 
 
-def fields(path):
-    """{field of Config: its type and default}, in the order of the file."""
-    return dict(re.findall(r"^    (\w+): (.*?) *#", pieces(path)["Config"], re.M))
-
-
 def test_common_config_fields_come_first_and_agree():
     """A line `Other default than gpt.py's: FIELD` in the docstring frees the default of that field."""
     common = "vocab_size n_layer n_head n_kv_head d_model d_ff max_len rope_theta norm_eps tie_embeddings z_loss"
-    base = fields(MODELS / "gpt.py")
-    for path in OURS:
-        mine, docstring = fields(path), ast.get_docstring(ast.parse(path.read_text()))
+    base, *others = [{f.name: (f.type, f.default) for f in dataclasses.fields(models.module(path.stem).Config)}
+                     for path in (MODELS / "gpt.py", *OURS)]
+    for path, mine in zip(OURS, others):
         first = [name for name in common.split() if name in mine or name != "rope_theta"]
         assert [*mine][:len(first)] == first, path.name
-        free = re.findall(r"^Other default than gpt.py's: (\w+)", docstring, re.M)
+        free = re.findall(r"^Other default than gpt.py's: (\w+)", models.module(path.stem).__doc__, re.M)
         assert [name for name in first if mine[name] != base[name]] == free, path.name
 
 

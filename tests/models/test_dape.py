@@ -1,10 +1,9 @@
 """DAPE V2 (arXiv:2410.04798): its equations in float64 and initial values."""
 import math
+from functools import partial
 
-import pytest
 import torch
-from reference import (  # noqa: F401  (float64: autouse)
-    add, attend, compare, float64, gpt, rope, setup, show, softmax)
+from reference import add, attend, equations, float64, gpt, rope, softmax  # noqa: F401  (float64: autouse)
 
 import models
 
@@ -52,17 +51,11 @@ def attention(p, c, at, S):
                   weights=lambda *given: weights(p, c, f"{at}.attn", *given))
 
 
-OWN = dict(n_layer=2, position="kerple", kernel=3, width=5)
-CASES = [
-    dict(OWN), dict(OWN, position="alibi", n_head=6, d_model=36, n_kv_head=3),
-    dict(OWN, position="rope", kernel=7, n_kv_head=4), dict(OWN, kernel=0, position="none", n_kv_head=2),
-    dict(OWN, kernel=0), dict(OWN, position="none", kernel=9, n_kv_head=1), dict(OWN, kernel=1, width=1),
-    dict(OWN, gate="elementwise", tie_embeddings=True, qk_norm=False, z_loss=0.0)]
-
-
-@pytest.mark.parametrize("options", CASES, ids=show)
-def test_equations_of_dape(options):
-    compare(lambda *given: gpt(*given, attention=attention), *setup("dape", **options))
+test_equations = equations(partial(gpt, attention=attention), "dape", [
+    dict(), dict(position="alibi", n_head=6, d_model=36, n_kv_head=3), dict(position="rope", kernel=7, n_kv_head=4),
+    dict(kernel=0, position="none"), dict(kernel=0), dict(position="none", kernel=9, n_kv_head=1),
+    dict(kernel=1, width=1), dict(gate="elementwise", tie_embeddings=True, qk_norm=False, z_loss=0.0)],
+    n_layer=2, position="kerple", kernel=3, width=5)
 
 
 def test_initial_values():

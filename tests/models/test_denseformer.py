@@ -1,7 +1,6 @@
 """denseformer.py against its paper's equations in float64, arXiv:2402.02622, and its stats."""
-import pytest
 import torch
-from reference import add, compare, float64, setup, show, sublayer  # noqa: F401  (float64: autouse)
+from reference import add, equations, float64, setup, sublayer  # noqa: F401  (float64: autouse)
 
 import probes
 
@@ -20,14 +19,10 @@ def denseformer(p, c, x):
     return Y
 
 
-CASES = [dict(), dict(tie_embeddings=True, qk_norm=False, z_loss=0.0), dict(n_kv_head=4, gate="elementwise"),
-         dict(dilation=3), dict(period=2, n_layer=5), dict(dilation=2, period=3, n_layer=7)]
-
-
-@pytest.mark.parametrize("options", CASES, ids=show)
-def test_equations_of_denseformer(options):
-    """With period=2 and 5 layers the head reads the last output itself."""
-    compare(denseformer, *setup("denseformer", **{**dict(dilation=1, period=1), **options}))
+# with period=2 and 5 layers the head reads the last output itself
+test_equations = equations(denseformer, "denseformer", [
+    dict(), dict(tie_embeddings=True, qk_norm=False, z_loss=0.0), dict(n_kv_head=4, gate="elementwise"),
+    dict(dilation=3), dict(period=2, n_layer=5), dict(dilation=2, period=3, n_layer=7)], dilation=1, period=1)
 
 
 def test_stats():

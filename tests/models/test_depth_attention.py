@@ -1,13 +1,8 @@
 """depth_attention.py against its equations in float64, arXiv:2606.05014."""
-import pytest
 import torch
-from reference import compare, float64, gpt, norm, setup, show, softmax  # noqa: F401  (float64: autouse)
+from reference import equations, float64, gpt, norm, softmax  # noqa: F401  (float64: autouse)
 
 import models
-
-OWN = dict(n_layer=4, stride=2)
-CASES = [dict(), dict(n_layer=5, stride=1, n_kv_head=1), dict(n_layer=2, qk_norm=False, stride=None),
-         dict(stride=3, n_kv_head=4, gate="elementwise"), dict(tie_embeddings=True, gate="headwise")]
 
 
 def depth_attention(p, c, x):
@@ -33,9 +28,9 @@ def depth_attention(p, c, x):
     return gpt(p, c, x, mix)
 
 
-@pytest.mark.parametrize("options", CASES, ids=show)
-def test_equations(options):
-    compare(depth_attention, *setup("depth_attention", **{**OWN, **options}))
+test_equations = equations(depth_attention, "depth_attention", [
+    dict(), dict(n_layer=5, stride=1, n_kv_head=1), dict(n_layer=2, qk_norm=False, stride=None),
+    dict(stride=3, n_kv_head=4, gate="elementwise"), dict(tie_embeddings=True, gate="headwise")], n_layer=4, stride=2)
 
 
 def test_default_is_half_the_layers():

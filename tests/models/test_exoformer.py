@@ -1,15 +1,13 @@
 """exoformer.py, nuresformer.py and exoformer_dynamic.py against their paper in float64, arXiv:2601.08131."""
 import pytest
-from reference import (  # noqa: F401  (float64: autouse)
-    compare, float64, gelu, gpt, heads, linear, norm, setup, show, sigmoid)
+from reference import equations, float64, gelu, gpt, heads, linear, norm, sigmoid  # noqa: F401
 
 import models
 
-OWN = dict(gate="elementwise", granularity="elementwise", norms="qkvg")
-CASES = [dict(), dict(granularity="headwise", tie_embeddings=True, qk_norm=False), dict(norms="qk"),
-         dict(granularity="scalar", norms="none", n_kv_head=4)]
+CASES = [dict(gate="elementwise", granularity="elementwise", norms="qkvg") | options for options in (
+    dict(), dict(granularity="headwise", tie_embeddings=True, qk_norm=False), dict(norms="qk"),
+    dict(granularity="scalar", norms="none", n_kv_head=4))]
 MAPS = dict(q="wq", k="wk", v="wv", g="gate")
-every_model = pytest.mark.parametrize("name", ["exoformer", "nuresformer", "exoformer_dynamic"])
 
 
 def mixed(p, c, x):
@@ -49,13 +47,12 @@ def mixed(p, c, x):
     return gpt(p, c, x, mix)
 
 
-@every_model
-@pytest.mark.parametrize("options", CASES, ids=show)
-def test_equations(name, options):
-    compare(mixed, *setup(name, **{**OWN, **options}))
+test_equations = equations(mixed, "exoformer", CASES)
+test_equations_of_nuresformer = equations(mixed, "nuresformer", CASES)
+test_equations_of_dynamic = equations(mixed, "exoformer_dynamic", CASES)
 
 
-@every_model
+@pytest.mark.parametrize("name", ["exoformer", "nuresformer", "exoformer_dynamic"])
 def test_initial_values(name):
     layers = 4 if name != "nuresformer" else 3          # its first layer does not mix
     p = dict(models.build(name, n_layer=4, d_model=64, n_head=4, n_kv_head=2).named_parameters())

@@ -3,14 +3,11 @@ import math
 
 import pytest
 import torch
-from reference import GATED, compare, float64, gpt, setup, show  # noqa: F401  (float64: autouse)
+from reference import GATED, equations, float64, gpt  # noqa: F401  (float64: autouse)
 
 import models
 
-
-@pytest.mark.parametrize("options", GATED, ids=show)
-def test_equations(options):
-    compare(gpt, *setup("gpt", **options))
+test_equations = equations(gpt, "gpt", GATED)
 
 
 @pytest.mark.parametrize("zero_init", [True, False])

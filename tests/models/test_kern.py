@@ -1,10 +1,15 @@
-"""KERN (arXiv:2509.25913): its equations in float64, its balance loss, and the equality of its products."""
+"""KERN (arXiv:2509.25913), and muddmoe.py (arXiv:2502.12170, sections 2 and 3.2), with the same mixtures: equations in
+float64, the balance loss, and the equality of the experts' products.
+"""
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from reference import (  # noqa: F401  (float64: autouse)
     compare, float64, gpt, norm, reference_logits, setup, show, sigmoid, softmax)
 from small import near
+from test_muddformer import muddformer
 
 import models
 import probes
@@ -55,21 +60,19 @@ def balance(routed):
 
 
 OWN = dict(d_ff=48, n_layer=2, router="kern", n_expert=5, top_k=2, balance_loss=0.7)
-CASES = [dict(), dict(router="softmax", top_k=3, n_expert=16), dict(router="sigmoid"), dict(router="tanh"),
-         dict(top_k=3, n_expert=3), dict(gate="elementwise", tie_embeddings=True, balance_loss=0.0, top_k=1),
-         dict(gate="headwise", n_kv_head=4, qk_norm=False, z_loss=0.0)]
 
 
-def compare_routed(stack, model, *rest):
-    """compare() with the balance loss; stack(p, c, x, mlp=sublayer)."""
-    routed = []
-    compare(lambda *given: stack(*given, mlp=experts(routed)), model, *rest,
-            lambda: model.config.balance_loss * balance(routed))
-
-
-@pytest.mark.parametrize("options", CASES, ids=show)
-def test_equations_of_kern(options):
-    compare_routed(gpt, *setup("kern", **{**OWN, **options}))
+@pytest.mark.parametrize("name, options", [("kern", options) for options in (
+    dict(), dict(router="softmax", top_k=3, n_expert=16), dict(router="sigmoid"), dict(router="tanh"),
+    dict(top_k=3, n_expert=3), dict(gate="elementwise", tie_embeddings=True, balance_loss=0.0, top_k=1),
+    dict(gate="headwise", n_kv_head=4, qk_norm=False, z_loss=0.0))] + [("muddmoe", options) for options in (
+        dict(router="softmax", n_layer=3), dict(n_layer=3), dict(n_layer=1, router="softmax", top_k=1, n_kv_head=4),
+        dict(n_layer=3, router="softmax", gate="elementwise", tie_embeddings=True))], ids=show)
+def test_equations(name, options):
+    """With the balance loss."""
+    given, routed = setup(name, **OWN | options), []
+    stack = partial(gpt if name == "kern" else muddformer, mlp=experts(routed))
+    compare(stack, *given, lambda: given[0].config.balance_loss * balance(routed))
 
 
 LOADS = [[3, 0, 9, 4, 1, 0, 7, 16], [0, 0, 0, 0, 0, 0, 0, 1000], [50] * 8, [0, 2, 0, 0, 1, 0, 0, 0]]

@@ -56,9 +56,6 @@ def seeded(model, *inputs):
     return torch.func.functional_call(model, {key: b.clone() for key, b in model.named_buffers()}, inputs)
 
 
-# --------------------------------------------------------------------------------------------------------- the function
-
-
 NEUTRAL = [(name, options) for name in models.names()
            for options in settings.of(name, "NEUTRAL", [{}] if settings.of(name, "neutral") else [])]
 
@@ -67,8 +64,8 @@ NEUTRAL = [(name, options) for name in models.names()
 @torch.no_grad()
 def test_neutral_setting_equals_the_baseline(name, options):
     """With neutral(model) and the baseline's weights, in float64. With other mixing weights it is another function."""
-    start = {key: value for key, value in dict(zero_init=False, norm_eps=1e-16).items() if key in fields(name)}
-    model = build(name, {**start, **options}, randomise=False).double()
+    start = settings.fitting(name, dict(zero_init=False, norm_eps=1e-16))
+    model = build(name, start | options, randomise=False).double()
     base = baseline(model, name).double()
     for p in base.parameters():
         # norm gains stay 1: a model may have several for one of the baseline
@@ -126,24 +123,13 @@ def test_cached_decoding_equals_the_full_forward(name, options):
 def test_generate(name):
     settings.need(name, models.module(name).Model, "generate")
     model, idx = build(name, {}).double(), tokens(2, 5)
-    greedy = idx
-    for _ in range(6):
-        greedy = torch.cat((greedy, model(greedy)[0][:, -1:].argmax(-1)), dim=1)
-    assert torch.equal(torch.cat([idx, *model.generate(idx, 6, temperature=0)], dim=1), greedy)
-    draw = []
-    for seed in (0, 0, 1):
-        torch.manual_seed(seed)
-        draw.append(torch.cat([idx, *model.generate(idx, 20, top_k=3)], dim=1))
-    assert torch.equal(draw[0], draw[1]) and not torch.equal(draw[0], draw[2])
-    # each token is among the 3 likeliest of its context
-    for t in range(5, 25):
-        assert (model(draw[0][:, :t])[0][:, -1].topk(3).indices == draw[0][:, t:t + 1]).any(-1).all()
+    for n, options in ((1, dict(temperature=0)), (3, dict(top_k=3))):
+        drawn = torch.cat([idx, *model.generate(idx, 20, **options)], dim=1)
+        for t in range(5, 25):                              # each token is among the n likeliest of its context
+            assert (model(drawn[:, :t])[0][:, -1].topk(n).indices == drawn[:, t:t + 1]).any(-1).all()
     for call in (lambda: next(model.generate(idx, 28)), lambda: model(tokens(1, 33))):
         with pytest.raises(ValueError, match="33 tokens are more than max_len 32"):
             call()
-
-
-# ------------------------------------------------------------------------------------------------------------- the loss
 
 
 @every_model
@@ -201,9 +187,6 @@ def test_bf16_autocast_is_close(name, options, monkeypatch):
     assert seen == ({torch.bfloat16} if settings.belongs(name) else set())
 
 
-# ----------------------------------------------------------------------------------------------------------- parameters
-
-
 def train_steps(model, n, optimizer="adamw", muon_lr=0.05, adamw_lr=0.01):
     model.train()
     opts = muon.optimizers(model, train.Options(optimizer=optimizer, muon_lr=muon_lr, adamw_lr=adamw_lr))
@@ -232,7 +215,7 @@ def test_matrices_in_bf16_give_the_logits_of_autocast(name):
 
 @every_case
 def test_every_parameter_gets_a_gradient_after_two_steps_and_has_moved_after_five(name, options):
-    model = build(name, options, randomise=False, **({"zero_init": False} if "zero_init" in fields(name) else {}))
+    model = build(name, options, randomise=False, **settings.fitting(name, dict(zero_init=False)))
     train_steps(model, 3)                                              # two steps, and the backward pass of the third
     trained = [(key, p) for key, p in model.named_parameters() if p.requires_grad]
     for key, p in trained:
@@ -253,18 +236,15 @@ def test_optimizer_groups_are_a_partition(name, options):
     """With either optimizer; what gpt.py does not have is trained as tests/settings/NAME.py says."""
     model = build(name, options, randomise=False)
     matrices, rest = muon.split_params(model)
-    everything = sorted(map(id, model.parameters()))
+    everything, mixing = sorted(map(id, model.parameters())), {id(p) for p in muon.mixing_params(model)}
     assert sorted(map(id, matrices + rest)) == everything, f"models/{name}.py: see split_params in muon.py"
-    assert all(p.ndim >= 2 for p in matrices) and {id(p) for p in muon.mixing_params(model)} <= {id(p) for p in rest}
-    for kind in ("muon", "adamw"):
+    assert all(p.ndim >= 2 for p in matrices) and mixing <= {id(p) for p in rest}
+    for kind, rate in (("muon", 0.02), ("adamw", 0.01)):
         opts = muon.optimizers(model, train.Options(optimizer=kind, muon_lr=0.02, adamw_lr=0.01, mix_lr=0.003))
-        groups = [group for opt in opts for group in opt.param_groups]
-        assert sorted(id(p) for group in groups for p in group["params"]) == everything
-        rate = {id(p): (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
-        assert {rate[id(p)] for p in matrices} <= {(0.02 if kind == "muon" else 0.01, 0.1)}
-        mixing = {id(p) for p in muon.mixing_params(model)}
-        assert {rate[i] for i in mixing} <= {(0.003, 0.0)}
-        assert {rate[id(p)] for p in rest if id(p) not in mixing} <= {(0.01, 0.0)}
+        found = [(id(p), (group["lr"], group["weight_decay"])) for opt in opts for group in opt.param_groups
+                 for p in group["params"]]
+        wanted = {id(p): (0.003 if id(p) in mixing else 0.01, 0.0) for p in rest}
+        assert sorted(found) == sorted((wanted | {id(p): (rate, 0.1) for p in matrices}).items())
         assert {(group["betas"], group["eps"]) for group in opts[-1].param_groups} == {((0.9, 0.95), 1e-8)}
     if settings.belongs(name) and not options:
         names = {id(p): re.sub(r"\.\d+\.", ".", key, count=1) for key, p in model.named_parameters()}
@@ -276,18 +256,13 @@ def test_optimizer_groups_are_a_partition(name, options):
 
 
 @every_case
-def test_save_load_and_stats(name, options, tmp_path):
+def test_load_and_stats(name, options):
     model = build(name, options)
-    torch.save(model.state_dict(), tmp_path / "w.pt")
     again = build(name, options, randomise=False)
-    again.load_state_dict(torch.load(tmp_path / "w.pt", weights_only=True))
+    again.load_state_dict(model.state_dict())
     assert torch.equal(model(tokens(2, 8))[0], again(tokens(2, 8))[0])
     stats = probes.stats(name, model, tokens(2, 8))
-    assert all(stats.values())
-    assert stats or not probes.of(name, "stats")
-
-
-# ------------------------------------------------------------------------------------------------------- initial values
+    assert all(stats.values()) and (stats or not probes.of(name, "stats"))
 
 
 @pytest.mark.parametrize("name", [name for name in models.names() if "zero_init" in fields(name)])
@@ -336,46 +311,30 @@ def test_the_final_norm_is_one_at_the_start(name):
 
 
 @every_model
-def test_biases_start_at_zero(name):
-    """Those of an nn.LayerNorm in place of our norm, or of an nn.Linear. Weights of norms stay 1."""
+def test_init_weights_sets_what_it_knows(name):
+    """A bias of a norm (nn.LayerNorm in place of ours) or of an nn.Linear becomes 0, where weights of norms stay 1. Any
+    other parameter is an error, also of a norm or matrix: it need not start like the weight.
+    """
     model = build(name, {}, randomise=False)
     if not settings.belongs(name):
         pytest.skip("your own model may start from other values")
-    before, added = {key: p.clone() for key, p in model.named_parameters() if key.endswith("norm.weight")}, []
-    for key, module in model.named_modules():
-        if key.endswith("norm") or isinstance(module, torch.nn.Linear):
-            if getattr(module, "bias", None) is None and isinstance(getattr(module, "weight", None), torch.Tensor):
-                module.bias = torch.nn.Parameter(torch.full(module.weight.shape[:1], torch.nan))
-                added.append(f"{key}.bias")
+    named = [(key, m) for key, m in model.named_modules() if isinstance(getattr(m, "weight", None), torch.Tensor)]
+    norms = [m for key, m in named if key.endswith("norm")]
+    bare = [m for _, m in named if (m in norms or isinstance(m, torch.nn.Linear)) and getattr(m, "bias", None) is None]
+    for module in bare:
+        module.bias = torch.nn.Parameter(torch.full(module.weight.shape[:1], torch.nan))
+    before = [m.weight.clone() for m in norms]
     model.init_weights()
-    assert [key for key in added if model.get_parameter(key).any()] == []
-    assert added and all(torch.equal(model.get_parameter(key), p) for key, p in before.items())
+    assert not any(m.bias.any() for m in bare) and all(torch.equal(m.weight, w) for m, w in zip(norms, before))
+    for place in (model, model.blocks[-1], norms[0], model.blocks[0].attn.wo):
+        place.surprise = torch.nn.Parameter(torch.zeros(3))
+        with pytest.raises(ValueError, match="surprise"):
+            model.init_weights()
+        del place.surprise
 
 
-@every_model
-@pytest.mark.parametrize("where", ["at the top", "in a block", "in a norm", "in a matrix"])
-def test_an_unknown_parameter_is_an_error_of_init_weights(name, where):
-    """Also a number of a norm or matrix that is neither its weight nor its bias: it need not start like these."""
-    model = build(name, {}, randomise=False)
-    settings.need(name, model, "init_weights", "blocks")
-    parts = {"at the top": [model], "in a block": [model.blocks[-1]],
-             "in a norm": [m for key, m in model.named_modules() if key.endswith("norm") and hasattr(m, "weight")],
-             "in a matrix": [m for m in model.blocks.modules() if isinstance(m, torch.nn.Linear)]}
-    if not parts[where]:
-        pytest.skip(f"{name} has none")
-    parts[where][0].surprise = torch.nn.Parameter(torch.zeros(3))
-    try:
-        model.init_weights()
-        assert not settings.belongs(name)                              # an own file may set the rest by a rule
-    except ValueError as e:
-        assert "surprise" in str(e)
-
-
-# ------------------------------------------------------------------------------------------------------------- mistakes
-
-
-@pytest.mark.parametrize("name, options", settings.pairs("BAD") + [("nonsense", {})]
-                         + [(name, dict(nonsense=1)) for name in models.names()], ids=show)
+@pytest.mark.parametrize("name, options", [("nonsense", {}), *(
+    (name, options) for name in models.names() for options in (dict(nonsense=1), *settings.of(name, "BAD")))], ids=show)
 def test_impossible_settings_are_refused(name, options):
     with pytest.raises(ValueError) as error:
         models.build(name, **({**TINY, **options}))

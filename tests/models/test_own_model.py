@@ -46,11 +46,11 @@ def with_a_parameter():
                     ("x = self.embed(idx)", "x = (self.embed(idx) + self.shift)"))
 
 
-def run(folder, *words):
-    """What it printed."""
-    done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=1500,
-                          env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""})
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+def run(folder, *words, code=0):
+    """What it printed, on stderr too."""
+    done = subprocess.run([sys.executable, *words], cwd=folder, text=True, timeout=1500, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""})
+    assert done.returncode == code, done.stdout[-9000:]
     return done.stdout
 
 
@@ -67,8 +67,8 @@ def copy(tmp_path):
 
 def test_pytest_says_which_file_is_broken(copy):
     (copy / "models" / "mine.py").write_text(replaced(text("gpt"), ("class Config:", "class Config")))
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-k", "gpt"], cwd=copy, capture_output=True, text=True)
-    assert done.returncode == 4 and "mine.py: SyntaxError: expected ':'" in done.stderr and len(done.stderr) < 200
+    said = run(copy, "-m", "pytest", "-q", "-k", "gpt", code=4)
+    assert "mine.py: SyntaxError: expected ':'" in said and len(said) < 200
 
 
 @pytest.fixture
@@ -228,9 +228,8 @@ def test_a_file_from_scratch(copy):
     assert re.search(r"\| `mine` ", printed)
     printed = run(copy, "-m", "pytest", "-q", "-k", "mine", "-p", "no:cacheprovider")
     assert re.search(r"\d\d passed", printed) and "failed" not in printed
-    done = subprocess.run([sys.executable, "sample.py", "runs/a"], cwd=copy, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    assert "models/mine.py has no Cache to sample text" in done.stderr
+    said = run(copy, "sample.py", "runs/a", code=2)
+    assert "models/mine.py has no Cache to sample text" in said and said.count("\n") == 1
 
 
 @pytest.mark.full
@@ -244,7 +243,7 @@ def test_copies_of_every_model(copy):
     tests = [f"tests/{name}.py" for name in ("models/test_models", "models/test_copies", "models/test_compile",
                                              "scripts/test_train", "scripts/test_inside")]              # of all models
     printed = run(copy, "-m", "pytest", "-q", "-k", "mine", "-p", "no:cacheprovider", *tests)
-    assert int(re.search(r"(\d+) passed", printed)[1]) >= 20 * len(names), printed
+    assert int(re.search(r"(\d+) passed", printed)[1]) >= 16 * len(names), printed
 
 
 WIDE = (READY, f"        self.wide = [torch.ones(c.d_model)]\n{READY}")
@@ -278,10 +277,9 @@ def test_errors_say_what_to_write(copy):
         (copy / "models" / f"mine_{name}.py").write_text(replaced(base, *changes))
         tests.append(f"tests/models/test_models.py::test_{test}[mine_{name}-default]")
     (copy / "tests" / "settings" / "mine_neutral.py").write_text("def neutral(model):\n    model.shift.fill_(1.0)\n")
-    words = [sys.executable, "-m", "pytest", "-q", "-rs", *tests]
-    done = subprocess.run(words, cwd=copy, capture_output=True, text=True)
-    assert done.returncode == 1 and "8 failed" in done.stdout, done.stdout
+    printed = run(copy, "-m", "pytest", "-q", "-rs", *tests, code=1)
+    assert "8 failed" in printed, printed
     line = "Changed from gpt.py: Model.__init__, Model.init_weights, Model.forward"
-    assert f"add to the docstring of models/mine_neutral.py: {line}" in " ".join(done.stdout.split())
+    assert f"add to the docstring of models/mine_neutral.py: {line}" in " ".join(printed.split())
     for name, (*_, said) in MISTAKES.items():
-        assert (f"models/mine_{name}.py: {said}" if name != "neutral" else said) in done.stdout, done.stdout
+        assert (f"models/mine_{name}.py: {said}" if name != "neutral" else said) in printed, printed

@@ -18,9 +18,6 @@ def stats(model, name):
     return probes.stats(name, model, IDX)
 
 
-# ---------------------------------------------------------------------------------------------- which layers' values
-
-
 @pytest.mark.parametrize("name, options", [
     ("resformer", {}), ("resformer", dict(value_mix="learnable")), ("resformer", dict(value_mix="identity")),
     ("resformer", dict(last_k=1)),
@@ -81,9 +78,6 @@ def lambdas(model, kind, s):
     return [getattr(getattr(block.attn, MAPS[s]), kind) for block in model.blocks]
 
 
-# ------------------------------------------------------------------------------------------------- with changed parts
-
-
 @pytest.mark.parametrize("name", ["exoformer", "nuresformer"])
 def test_anchors_removed_is_lambda_anchor_zero(name):
     model = random_model(name)
@@ -113,9 +107,6 @@ def test_interventions_are_what_changed_weights_and_constant_gates_give():
         gate.forward = lambda x: torch.zeros(*x.shape[:2], 2)
         assert found["zero"][i] == pytest.approx(perplexity() - base)
         del gate.forward
-
-
-# -------------------------------------------------------------------------------------------------------------- stats
 
 
 @pytest.mark.parametrize("name, options", [("attnres", {}), ("attnres_block", dict(block_size=4)),

@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 from reference import (  # noqa: F401  (float64: autouse)
-    COMMON, add, attend, compare, float64, linear, mlp_sublayer, norm, project, queries, setup, show)
+    COMMON, add, attend, equations, float64, linear, mlp_sublayer, norm, project, queries, setup)
 
 import models
 
@@ -41,11 +41,11 @@ def stack(p, c, x):
         at = f"blocks.{i}"
         a, plain = [norm(p, f"{at}.attn_norm", u, c) for u in x], dict(rotate=lambda u, t, c: u)
         if i < half and i % 2 == 1:
-            mixed = attend(p, c, at, project(p, c, at, a, a, a), window=c.window, **plain)
+            mixed = attend(p, c, at, project(p, c, at, a), window=c.window, **plain)
         elif i <= half:
             mixed, memory = mamba(p, c, f"{at}.attn", a)
         elif i == half + 1:
-            full = project(p, c, at, a, a, a)
+            full = project(p, c, at, a)
             mixed = attend(p, c, at, full, **plain)
         elif i % 2 == 0 and c.gmu:
             mixed = [linear(p, f"{at}.attn.wo", silu(linear(p, f"{at}.attn.w_gate", u)) * m)
@@ -59,27 +59,21 @@ def stack(p, c, x):
 
 OWN = {**{key: value for key, value in COMMON.items() if key != "rope_theta"}, "n_layer": 8, "d_model": 16, "window": 3,
        "d_state": 3, "gmu": True}
-CASES = [dict(), dict(n_layer=6, gmu=False, qk_norm=False), dict(n_layer=7, window=2, n_kv_head=4, gate="elementwise"),
-         dict(n_layer=2, d_state=1, tie_embeddings=True), dict(n_layer=5, window=50, n_kv_head=1, gate="headwise"),
-         dict(n_layer=3, z_loss=0.0)]
-
-
-@pytest.mark.parametrize("options", CASES, ids=show)
-def test_equations(options):
-    """Logits, loss and the gradient of every parameter."""
-    compare(stack, *setup("sambay", OWN, **options))
-
-
-def one_after_the_other(a, b):
-    s = [b[:, 0]]
-    for t in range(1, b.size(1)):
-        s.append(a[:, t] * s[-1] + b[:, t])
-    return torch.stack(s, 1)
+test_equations = equations(stack, "sambay", [
+    dict(), dict(n_layer=6, gmu=False, qk_norm=False), dict(n_layer=7, window=2, n_kv_head=4, gate="elementwise"),
+    dict(n_layer=2, d_state=1, tie_embeddings=True), dict(n_layer=5, window=50, n_kv_head=1, gate="headwise"),
+    dict(n_layer=3, z_loss=0.0)], OWN)
 
 
 @pytest.mark.parametrize("T", [1, 2, 3, 4, 7, 8, 16, 37])
 def test_recurrence_equals_the_loop(T):
     """States and gradients, in fp32 too; with decays down to exp(-300), where quotients of decays would overflow."""
+    def one_after_the_other(a, b):
+        s = [b[:, 0]]
+        for t in range(1, T):
+            s.append(a[:, t] * s[-1] + b[:, t])
+        return torch.stack(s, 1)
+
     torch.manual_seed(T)
     exact = [torch.exp(-300 * torch.rand(2, T, 5, 3) ** 3), torch.randn(2, T, 5, 3)]
     for dtype, limit in ((torch.float64, 1e-12), (torch.float32, 1e-4)):

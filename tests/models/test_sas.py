@@ -1,8 +1,9 @@
 """sas.py against its equations in float64, arXiv:2507.07694; its initial values, sizes and cache."""
+from functools import partial
+
 import pytest
 import torch
-from reference import (  # noqa: F401  (float64: autouse)
-    add, attend, compare, float64, gpt, linear, setup, show)
+from reference import add, attend, equations, float64, gpt, linear  # noqa: F401  (float64: autouse)
 
 import models
 
@@ -35,14 +36,10 @@ def attention(p, c, at, S):
     return [sum(y) / c.n_sim for y in zip(*groups)]
 
 
-OWN = dict(n_layer=2, n_sim=2, d_sim=12, kernel=3)
-CASES = [dict(), dict(n_kv_head=4, gate="elementwise", qk_norm=False), dict(n_sim=3, kernel=5, n_layer=1),
-         dict(n_kv_head=1, d_sim=14, gate="headwise"), dict(n_sim=1, d_sim=8, kernel=1, tie_embeddings=True)]
-
-
-@pytest.mark.parametrize("options", CASES, ids=show)
-def test_equations(options):
-    compare(lambda *given: gpt(*given, attention=attention), *setup("sas", **{**OWN, **options}))
+test_equations = equations(partial(gpt, attention=attention), "sas", [
+    dict(), dict(n_kv_head=4, gate="elementwise", qk_norm=False), dict(n_sim=3, kernel=5, n_layer=1),
+    dict(n_kv_head=1, d_sim=14, gate="headwise"), dict(n_sim=1, d_sim=8, kernel=1, tie_embeddings=True)],
+    n_layer=2, n_sim=2, d_sim=12, kernel=3)
 
 
 @torch.no_grad()

@@ -1,23 +1,16 @@
 """speedrun.py against its equations in float64, one token's vector at a time."""
-from itertools import cycle
-
-import pytest
 import torch
 from reference import (  # noqa: F401  (float64: autouse)
-    add, attend, compare, float64, heads, mlp_sublayer, norm, project, setup, show, sigmoid)
+    add, attend, equations, float64, heads, mlp_sublayer, norm, project, sigmoid)
 
 import models
 import probes
 
-OWN = dict(value_embed=True, lambdas=True, skip="unet")
-CASES = [dict(), dict(n_layer=5, skip="backout", n_kv_head=4), dict(value_embed=False, lambdas=False, n_layer=4),
-         dict(lambdas=False, skip="none", gate="elementwise"), dict(n_layer=2, qk_norm=False, gate="headwise"),
-         dict(tie_embeddings=True, skip="backout"), dict(d_model=12, n_head=2, n_kv_head=1)]
 
-
-def speedrun(p, c, x, ids):
-    """ids: the token at each position; the blocks with a table are L, L - 2, L - 4, .."""
+def speedrun(p, c, x):
+    """The blocks with a table are L, L - 2, L - 4, .."""
     X, last = [x], c.n_layer
+    ids = [next(i for i, e in enumerate(p["embed.weight"]) if torch.equal(e, u)) for u in x]    # the tokens
     for i in range(1, last + 1):
         at, opposite = f"blocks.{i - 1}", last + 1 - i
         if c.skip == "unet" and opposite < i:                       # the blocks above the middle, upwards
@@ -26,7 +19,7 @@ def speedrun(p, c, x, ids):
         if c.lambdas:
             x = [p["resid"][i - 1] * u + p["x0"][i - 1] * e for u, e in zip(x, X[0])]
         a = [norm(p, f"{at}.attn_norm", u, c) for u in x]
-        S = project(p, c, at, a, a, a)
+        S = project(p, c, at, a)
         if c.value_embed and i in range(last, 0, -2):
             for t, token in enumerate(ids):
                 own = heads(p[f"{at}.attn.value_embed.weight"][token], c.n_kv_head)
@@ -39,11 +32,11 @@ def speedrun(p, c, x, ids):
     return [u - p["backout"] * v for u, v in zip(x, X[last // 2 + 1])] if c.skip == "backout" else x
 
 
-@pytest.mark.parametrize("options", CASES, ids=show)
-def test_equations(options):
-    model, p, c, idx, targets = setup("speedrun", **{**OWN, **options})
-    rows = cycle(idx.tolist())                                      # in turn, as reference_logits goes through them
-    compare(lambda p, c, x: speedrun(p, c, x, next(rows)), model, p, c, idx, targets)
+test_equations = equations(speedrun, "speedrun", [
+    dict(), dict(n_layer=5, skip="backout", n_kv_head=4), dict(value_embed=False, lambdas=False, n_layer=4),
+    dict(lambdas=False, skip="none", gate="elementwise"), dict(n_layer=2, qk_norm=False, gate="headwise"),
+    dict(tie_embeddings=True, skip="backout"), dict(d_model=12, n_head=2, n_kv_head=1)],
+    value_embed=True, lambdas=True, skip="unet")
 
 
 def test_initial_values():

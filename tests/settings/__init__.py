@@ -2,7 +2,8 @@
 
 CASES     dicts of options that every generic test runs, besides the default
 NEUTRAL   dicts of options with which the model starts as its baseline, once neutral(model) has run
-neutral   a function that sets the model's own parameters, if need be; without NEUTRAL it is for the default options
+neutral   a function that sets the model's own parameters, if need be; filled() makes one. Without NEUTRAL it is for the
+          default options
 BAD       dicts of options that Config refuses
 MUON      names of the matrices that gpt.py does not have and Muon trains, without the numbers of layers
 MIXES     the same of what has the rate mix_lr
@@ -47,9 +48,14 @@ def fitting(name, options, *classes):
     return {key: value for key, value in options.items() if any(hasattr(cls, key) for cls in known)}
 
 
-def pairs(what):
-    """[(name, options), ..] of all models."""
-    return [(name, options) for name in models.names() for options in of(name, what)]
+def filled(**values):
+    """A function neutral(model) that fills the parameters whose names contain a key with its value."""
+    def neutral(model):
+        for name, p in model.named_parameters():
+            for key, value in values.items():
+                if key in name:
+                    p.fill_(value)
+    return neutral
 
 
 def show(x):

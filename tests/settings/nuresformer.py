@@ -1,6 +1,5 @@
-from settings.exoformer import neutral  # noqa: F401
+from settings.exoformer import MIXES, neutral  # noqa: F401
 
 CASES = [dict(granularity="headwise", norms="none"), dict(granularity="scalar", norms="qk")]
 NEUTRAL = [dict(), dict(granularity="headwise", norms="none")]
 BAD = [dict(gate="none"), dict(norms="x"), dict(n_layer=1)]
-MIXES = {f"blocks.attn.{w}.lambda_{kind}" for w in ("wq", "wk", "wv", "gate") for kind in ("anchor", "self")}

@@ -1,3 +1,4 @@
+from settings import filled
 from torch import nn
 
 CASES = [dict(n_sim=2, d_sim=8, kernel=1, n_kv_head=4, gate="headwise"),
@@ -11,11 +12,7 @@ MIXES = {f"blocks.attn.sim_{s}.{part}.{kind}" for s in ("q.0", "k.0", "v") for p
 
 
 def neutral(model):
-    for module in model.modules():
-        if hasattr(module, "refine"):
-            for p in module.parameters():
-                p.zero_()
-            if isinstance(module.expand, nn.Conv1d):
-                nn.init.dirac_(module.expand.weight, groups=model.config.n_sim)
-            else:
-                nn.init.eye_(module.expand.weight)
+    filled(refine=0.0, expand=0.0)(model)
+    for name, p in model.named_parameters():
+        if name.endswith("expand.weight"):
+            nn.init.eye_(p) if p.ndim == 2 else nn.init.dirac_(p, groups=model.config.n_sim)
