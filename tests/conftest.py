@@ -12,7 +12,7 @@ sys.path[:0] = map(str, (HERE.parent, HERE / "helpers", RESULTS))
 # A background job ignores Ctrl-C, one under nohup SIGHUP, and so would the scripts under test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-pytest.register_assert_rewrite("analysis", "endurance", "published", "reference", "settings", "small")
+pytest.register_assert_rewrite("analysis", "published", "reference", "settings", "small")
 
 import settings  # noqa: E402
 import torch  # noqa: E402
