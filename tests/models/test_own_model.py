@@ -224,7 +224,7 @@ def test_a_file_from_scratch(copy):
     run(copy, "train.py", "--model", "mine", "--out", "runs/a", *words)
     run(copy, "train.py", "--resume", "runs/a/before_decay")
     printed = run(copy, "bench.py", "--models", "mine", "--n_layer", "2", "--d_model", "32", "--n_head", "2", "--batch",
-                  "1", "--seq_len", "16", "--rounds", "1", "--new_tokens", "2", "--prompt", "4", "--no-compile")
+                  "1", "--seq_len", "16", "--rounds", "1", "--no-compile")
     assert re.search(r"\| `mine` ", printed)
     printed = run(copy, "-m", "pytest", "-q", "-k", "mine", "-p", "no:cacheprovider")
     assert re.search(r"\d\d passed", printed) and "failed" not in printed
