@@ -3,13 +3,11 @@ import csv
 import difflib
 import re
 import runpy
-from dataclasses import fields
 
 import settings
 import torch
 
 import models
-import muon
 from nanodepth import runs
 from nanodepth.presets import PRESETS
 from small import ROOT
@@ -86,23 +84,3 @@ def test_install_lines_match_the_requirements():
     assert set(re.findall(r'"(\w+)>=[\d.]+"', project.split("[project]")[1])) == hard
     for room in re.search(r"packages = \[(.*)\]", project)[1].split(", "):
         assert list((ROOT / room.strip('"').replace(".", "/")).glob("*.py"))
-
-
-def test_what_many_gpus_hold_and_send():
-    """By the formulas that the page states."""
-    shapes = {"450M": PRESETS["exo-450m"], "1.4B": PRESETS["mudd-1.4b"],
-              "7B": dict(n_layer=32, d_model=4096, n_head=32, d_ff=11008, vocab_size=50304)}
-    known = {f.name for f in fields(models.module("gpt").Config)}
-    for label, shape in shapes.items():
-        with torch.device("meta"):
-            model = models.build("gpt", **{key: value for key, value in shape.items() if key in known})
-        stacks = {}
-        for p in muon.split_params(model)[0]:
-            stacks.setdefault(p.shape, []).append(p.numel())
-        order, n = sum(stacks.values(), []), sum(p.numel() for p in model.parameters())
-        for world in (1, 8, 64):
-            share = max(sum(order[rank::world]) for rank in range(world))           # matrices are dealt in turn
-            numbers = [16 * n - 4 * sum(order), 16 * n, 16 * n / world, 8 * n * (world - 1) / world,
-                       2 * share * (world - 1)]
-            row = " | ".join([label, str(world), *(f"{x / 2 ** 30:.1f}" for x in numbers)])
-            assert f"| {row} |" in DOCS["many-gpus"]

@@ -24,14 +24,6 @@ def load(script):
     return runpy.run_path(str(RESULTS / "study" / script))
 
 
-def test_a_difference_in_words():
-    losses = {"gpt": {0: 4.0, 1: 4.3}, "one": {0: 3.9, 1: 4.25}, "far": {7: 3.8}, "lone": {0: 4.1}}
-    value, half = curves.difference(losses, "one", "gpt")
-    assert compare.gap(losses, "one") == f"{value:+.4f} ± {half:.4f}" and value == pytest.approx(-0.075)
-    assert compare.gap({"gpt": {0: 4.0}, "one": {0: 3.9}}, "one") == "-0.1000"
-    assert compare.gap(losses, "far") == compare.gap(losses, "gpt") == ""
-
-
 def test_pages_are_those_of_their_runs():
     runs, speed = compare.read(RESULTS / "study"), compare.speeds(RESULTS / "study")
     for page, text in load("report.py")["pages"](runs, speed).items():
