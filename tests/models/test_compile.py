@@ -46,11 +46,15 @@ def compare(name, options, backend):
     torch.testing.assert_close(loss_and_gradients(model), want, atol=1e-9, rtol=1e-9)
 
 
+@pytest.mark.quick
+@pytest.mark.sparse
 @pytest.mark.parametrize("name, options", AOT, ids=show)
 def test_one_graph_forward_and_backward(name, options):
     compare(name, options, "aot_eager")
 
 
+@pytest.mark.quick
+@pytest.mark.sparse
 @every_model
 def test_one_graph_to_decode(name):
     """The first token reads an empty cache; the next ones need no new graph."""

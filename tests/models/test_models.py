@@ -119,6 +119,7 @@ def test_cached_decoding_equals_the_full_forward(name, options):
                                    "or it reads later ones")
 
 
+@pytest.mark.sparse
 @every_model
 def test_generate(name):
     settings.need(name, models.module(name).Model, "generate")
@@ -299,6 +300,7 @@ def test_every_parameter_and_buffer_gets_a_value(name, options):
                        "nn.Parameter, nn.ParameterList, nn.ModuleList or register_buffer")
 
 
+@pytest.mark.sparse
 @every_model
 def test_the_final_norm_is_one_at_the_start(name):
     """norm_eps is small against the states: an embedding of std 0.02 over 48 layers still gives rms 1 after a norm."""

@@ -89,14 +89,6 @@ def test_runs_that_cannot_be_averaged_are_named(tmp_path):
     assert curves.usable(alone) == (alone, [])                              # still training: as far as it is
 
 
-def test_what_is_no_run(tmp_path):
-    run = write_run(tmp_path / "r", [5.0, 4.0])
-    for text in ("{", '{"options": {"seed": 1}}'):
-        (run / "config.json").write_text(text)
-        with pytest.raises(UserError, match="is not the folder of a run"):
-            curves.read_log(run)
-
-
 # ---------------------------------------------------------------------------------------------------- curves, intervals
 
 

@@ -102,16 +102,6 @@ def test_curves(tmp_path):
     assert len(draw(runs[:1])) == 2                                                     # the baseline alone
 
 
-def test_the_noise_between_seeds_is_measured():
-    """SEEDS is the standard deviation of the last difference in results/tiny-cpu, over seeds and threads."""
-    compare = pytest.importorskip("compare")                # a copy of the repository may be without results/
-    runs = compare.table(RESULTS / "tiny-cpu" / "runs.csv")
-    base = {run["seed"]: run["loss"] for run in runs if run["system"] == ROOT}
-    other, = {run["system"] for run in runs if run["seed"]} - {ROOT}
-    gaps = [run["loss"] - base[run["seed"]] for run in runs if run["system"] == other]
-    assert statistics.stdev(gaps) == pytest.approx(pictures.SEEDS, rel=0.1)
-
-
 def test_the_pictures_of_the_front_page():
     """gain.png has its points where the study's page has their numbers."""
     compare, report = pytest.importorskip("compare"), runpy.run_path(str(RESULTS / "study" / "report.py"))

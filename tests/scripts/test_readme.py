@@ -5,7 +5,6 @@ import re
 import runpy
 
 import settings
-import torch
 
 import models
 from nanodepth import runs
@@ -30,16 +29,6 @@ def test_speeds_are_those_of_their_file():
     for row in csv.DictReader((ROOT / "results" / "bench" / "cpu.csv").open()):
         cells = r" \| \S+ \| {:.3f} ±{:.3f} \|".format(float(row["ratio"]), float(row["ratio_plus_minus"]))
         assert row["model"] == row["against"] or re.search(rf"^\| `{row['model']}`{cells}", text, re.M), row["model"]
-
-
-def test_sizes_of_all_models():
-    """The table is of the day it was made: it names all models, in rows as they are made today."""
-    sizes = runpy.run_path(str(ROOT / "results" / "sizes.py"))
-    text, (*_, n, more, _) = (ROOT / "results" / "sizes.md").read_text(), sizes["row"](models.names()[1])
-    assert {name for name in models.names() if settings.belongs(name)} == set(re.findall(r"^\| `(\w+)`", text, re.M))
-    with torch.device("meta"):
-        base, own = (sum(p.numel() for p in models.build(name).parameters()) for name in models.names()[:2])
-    assert text.startswith(sizes["TEXT"]) and (n, more) == (f"{own:,}", f"{own - base:+,}")
 
 
 def test_options_that_a_resumed_run_may_change():

@@ -67,8 +67,8 @@ def test_which_lengths_fit(changes, old, new, step, said):
 
 
 def test_what_may_change(data, whole, scripts, tmp_path):
-    """How often is validated and on how much, the place of the data (which eval.py knows afterwards), a preset that is
-    gone, and a model file (which is said and recorded)."""
+    """How often is validated and on how much, the place of the data, a preset that is gone, and a model file (which is
+    said and recorded). eval.py finds the data afterwards, and the numbers of the last validation."""
     shutil.copytree(whole / "before_decay", tmp_path / "a")
     shutil.copytree(data, tmp_path / "moved")
     config = json.loads((tmp_path / "a" / "config.json").read_text())
@@ -79,7 +79,12 @@ def test_what_may_change(data, whole, scripts, tmp_path):
                    "--data", tmp_path / "moved",
                    "--n_layer", SMALL["n_layer"], "--seq_len", SMALL["seq_len"])    # said again
     assert "\nmodels/gpt.py: changed since the run began" in said
-    assert scripts.run("eval.py", tmp_path / "a").stderr == ""              # it was resumed with this code
+    done = scripts.run("eval.py", tmp_path / "a", "--tokens", 300, "--json", tmp_path / "e.json")
+    (scores,), last = json.loads((tmp_path / "e.json").read_text()), rows(tmp_path / "a", "val")[-1]
+    for key in ("loss", "ppl", "bpb"):
+        near(scores[key], last[key], times=64)
+        assert f"{scores[key]:.3f}"[:4] in done.stdout
+    assert (scores["eval_tokens"], scores["step"], done.stderr) == (300, 40, "")        # it was resumed with this code
     assert (tmp_path / "a" / "source" / "from-step-30" / "models" / "gpt.py").exists()
     config = json.loads((tmp_path / "a" / "config.json").read_text())
     assert config["options"]["eval_tokens"] == 300 and config["model_config"]["d_model"] == 32
