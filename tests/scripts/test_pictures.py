@@ -1,6 +1,5 @@
 """pictures.py: the numbers drawn, and their places."""
 import copy
-import json
 import runpy
 import statistics
 from pathlib import Path
@@ -116,6 +115,3 @@ def test_the_pictures_of_the_front_page():
     for name, *cells in found:
         x, y = named[name.strip("`")]
         assert (x, y) in points and f"{y:+.4f} ±" in cells[2] and f"{x:.2f}" == cells[5]
-    depth = json.loads((RESULTS / "study-small" / "depth.json").read_text())
-    assert [torch.tensor(matrix).shape for matrix in depth.values()] == [(17, 17)] * 4
-    assert depth[ROOT] == torch.ones(17, 17).tril().tolist()

@@ -110,12 +110,22 @@ def test_init_from(data, whole, scripts, tmp_path):
     runs.take_weights(models.build("gpt", **saved["config"]["model_config"]), saved, "the model", "a")
 
 
-def test_random_numbers_go_on_too(data, tmp_path, monkeypatch):
-    """With dropout, as an own model may have it; validations draw none."""
+def test_random_numbers_and_an_own_optimizer_go_on_too(data, tmp_path, monkeypatch):
+    """With dropout, as an own model may have it; validations draw none. The optimizer is one function in muon.py; it
+    follows the schedule, with a momentum of its own.
+    """
+    def sgd(matrices, others, options):
+        return [torch.optim.SGD([dict(params=matrices, lr=options.muon_lr), *others], momentum=0.7)]
+
+    monkeypatch.setitem(muon.OPTIMIZERS, "sgd", sgd)
     mlp, plain = models.module("gpt").MLP, models.module("gpt").MLP.forward
     monkeypatch.setattr(mlp, "forward", lambda self, x: F.dropout(plain(self, x), 0.5, self.training))
-    few = {**SMALL, "max_steps": 12, "data": data}
+    few = {**SMALL, "max_steps": 12, "optimizer": "sgd", "data": data}
     assert inside(*flags(**few, out=tmp_path / "a")) == 0
+    group = runs.read_checkpoint(tmp_path / "a")["optimizers"][0]["param_groups"][0]
+    options = train.parse(flags(**few))[0]
+    assert group["momentum"] == 0.7 and group["lr"] == options.muon_lr * train.lr_scale(11, options)
+    assert losses(tmp_path / "a")[-1][1] < losses(tmp_path / "a")[0][1]
     shutil.copytree(tmp_path / "a" / "before_decay", tmp_path / "b")
     assert inside("--resume", str(tmp_path / "b")) == 0
     assert_same_run(tmp_path / "a", tmp_path / "b")
@@ -152,19 +162,6 @@ def test_optimizer_state_goes_by_name(kind):
     assert all(torch.equal(after[name], wanted[name]) for name in wanted)
     with pytest.raises(ValueError, match="blocks.(up|other).bias is trained by another optimizer, or not at all"):
         runs.own_state(new[-1], build("gate", "other")[1][-1].state_dict())
-
-
-def test_a_third_optimizer(data, tmp_path, monkeypatch):
-    """It is one function in muon.py. It follows the schedule, with a momentum of its own."""
-    def sgd(matrices, others, options):
-        return [torch.optim.SGD([dict(params=matrices, lr=options.muon_lr), *others], momentum=0.7)]
-
-    monkeypatch.setitem(muon.OPTIMIZERS, "sgd", sgd)
-    assert inside(*flags(**{**SMALL, "max_steps": 12, "optimizer": "sgd"}, data=data, out=tmp_path / "a")) == 0
-    matrices = runs.read_checkpoint(tmp_path / "a")["optimizers"][0]["param_groups"][0]
-    options = train.parse(flags(**{**SMALL, "max_steps": 12}))[0]
-    assert matrices["momentum"] == 0.7 and matrices["lr"] == options.muon_lr * train.lr_scale(11, options)
-    assert losses(tmp_path / "a")[-1][1] < losses(tmp_path / "a")[0][1]
 
 
 def test_a_signal_stops_a_validation(tmp_path):
