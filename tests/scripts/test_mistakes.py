@@ -88,9 +88,12 @@ MISTAKES = {   # script: {words: what the line must say}. The words name files o
         "probe run --tokens 0": "--tokens and --batch_tokens must be at least 1",
         "probe nan --data data/text": "nan: the residual stream is not finite"},
     "data_prep.py": {
+        "": "required",
         "stdlib --out file": "file: exists already",
         "text a.txt --name x --tokenizer gpt2": "TIKTOKEN_CACHE_DIR",
         "text a.txt --name x --tokenizer nope": "tokenizer 'nope': No such file or directory",
+        "text a.txt": "one of the arguments --name --out is required",
+        f"text a.txt {OUT} --train_bpe 300": "--train_bpe: not allowed with argument --tokenizer",
         "text a.txt --name x --val_frac 2": "--val_frac 2.0",
         "text a.txt --name x --shard_tokens 0": "--shard_tokens 0",
         "text a.txt missing.txt --name x": "missing.txt: no such file",
