@@ -23,14 +23,8 @@ import models  # noqa: E402
 
 torch.set_num_threads(1)            # the tests are small: more threads would only wait
 
-# The marks quick, full and sparse stand at the tests; those of tests/models are here, by how their names begin. Besides
-# these, quick are all tests of a user's own model, every default setting in test_models.py, and the first case of
-# test_equations of each model.
-QUICK = {"test_copies": [""], "test_gpt": ["test_initial_values"],
-         "test_compile": ["test_one_graph_forward_and_backward[gpt-default]", "test_one_graph_to_decode[gpt]"]}
-FULL = {"test_compile": ["test_one_graph"],
-        "test_kern": ["test_a_mixture_compiles"],
-        "test_models": ["test_the_final_norm_is_one", "test_generate"]}
+# The marks quick, full and sparse stand at the tests. Besides these, quick are all tests of a user's own model, every
+# default setting in test_models.py, and the first case of test_equations of each model.
 
 # With several workers the files that take longest start first, so that all end at about the same time. With one the
 # test comes first that says most clearly what is wrong with a model.
@@ -67,17 +61,13 @@ def model_of(item):
     return name if name in models.names() else None
 
 
-def begins(item, table):
-    return any(item.name.startswith(begin) for begin in table.get(item.path.stem, ()))
-
-
 def is_slow(item):
     """Of a sparse test the default run keeps every twelfth model, and a user's own."""
     name = model_of(item)
     kept = name and (name in models.names()[::12] or not settings.belongs(name))
     options = item.path.stem == "test_models" and name and models.path(name).startswith("models/more/") and (
         item.callspec.params.get("options"))
-    sparse = item.get_closest_marker("sparse") or options or begins(item, FULL)
+    sparse = item.get_closest_marker("sparse") or options
     return item.get_closest_marker("full") or sparse and not kept
 
 
@@ -86,7 +76,7 @@ def is_quick(item):
     name, of_models = model_of(item), item.path.stem == "test_models"
     marked = item.get_closest_marker("quick") and (name == "gpt" or not item.get_closest_marker("sparse"))
     own = name and not settings.belongs(name)
-    return own or of_models and not (name and item.callspec.params.get("options")) or marked or begins(item, QUICK)
+    return own or of_models and not (name and item.callspec.params.get("options")) or marked
 
 
 def pytest_collection_modifyitems(config, items):

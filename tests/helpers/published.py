@@ -23,7 +23,6 @@ GPT2 = dict(model_type="gpt2", vocab_size=37, n_positions=16, n_embd=16, n_layer
 PYTHIA = dict(model_type="gpt_neox", vocab_size=37, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
               num_attention_heads=2, max_position_embeddings=16, layer_norm_eps=1e-5, hidden_act="gelu",
               rotary_pct=0.25, rotary_emb_base=500, use_parallel_residual=True, tie_word_embeddings=False)
-CLASSES = dict(gpt2=("GPT2", GPT2), pythia=("GPTNeoX", PYTHIA))
 IDX = torch.randint(37, (2, 9), generator=torch.Generator().manual_seed(0))
 
 
@@ -97,24 +96,22 @@ def mudd(**changes):
     return c, draw(shapes)
 
 
-def theirs(layout, config):
+def theirs(config):
     """transformers' model by a config.json, every parameter drawn."""
     transformers = pytest.importorskip("transformers")
-    settings = getattr(transformers, f"{CLASSES[layout][0]}Config")(**json.loads(json.dumps(config)))
+    settings = transformers.AutoConfig.for_model(**json.loads(json.dumps(config)))
     model = transformers.AutoModelForCausalLM.from_config(settings).eval()
     model.load_state_dict(draw({name: p.shape for name, p in model.named_parameters()}), strict=False)     # tied heads
     return model
 
 
-def family(layout):
-    """make(**changes) of a layout of transformers: (config, tensors) in the shapes of the unchanged config, but for
-    the vocabulary and whether the head is tied."""
+def family(base, *renamed):
+    """make(**changes) of a layout of transformers: (config, tensors) in the shapes of the config `base`, but for the
+    vocabulary and whether the head is tied. In files a part of their names is `renamed`."""
     def make(**changes):
-        base = CLASSES[layout][1]
         shaped = {key: changes[key] for key in ("vocab_size", "tie_word_embeddings") if key in changes}
-        tensors = dict(theirs(layout, base | shaped).named_parameters())
-        named = dict(gpt2=("transformer.", ""), pythia=("lm_head", "embed_out"))[layout]            # in the files
-        return {**base, **changes}, {name.replace(*named): p.detach() for name, p in tensors.items()}
+        tensors = dict(theirs(base | shaped).named_parameters())
+        return {**base, **changes}, {name.replace(*renamed): p.detach() for name, p in tensors.items()}
     return make
 
 
@@ -219,4 +216,5 @@ def save(layout, folder, config, tensors):
     return folder
 
 
-MAKE = dict(exoformer=obpm, muddformer=mudd, **{layout: family(layout) for layout in CLASSES})
+MAKE = dict(exoformer=obpm, muddformer=mudd, gpt2=family(GPT2, "transformer.", ""),
+            pythia=family(PYTHIA, "lm_head", "embed_out"))

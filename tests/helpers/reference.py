@@ -139,11 +139,6 @@ def gpt(p, c, x, mix=lambda n, a, S: S, attention=attend, mlp=mlp_sublayer):
     return x
 
 
-def reading_layers(c):
-    """Layers that read the first layer's values: the last k, never the first (counting from 0)."""
-    return [n for n in range(1, c.n_layer) if c.last_k is None or n >= c.n_layer - c.last_k]
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # A model against its loops: logits, loss and the gradient of every parameter.
 

@@ -77,18 +77,20 @@ def inside(*words):
     return within("train.py", train.main, *words)
 
 
+def files_of(folder):
+    """{path: contents} without the lock files of runs and what is known of shards."""
+    return {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")
+            if path.name not in (".lock", "shards_index.json")}
+
+
 @pytest.fixture
 def refused(scripts, monkeypatch, capsys, tmp_path):
     """refused(script, *words): the one line on stderr that the script says before it exits with 2, no file changed.
 
     at: the folder where it runs. main: that of the script, to run it in this process.
     """
-    def files(folder):
-        return {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")
-                if path.name not in (".lock", "shards_index.json")}
-
     def call(script, *words, at=tmp_path, main=None, code=2):
-        before = files(at)
+        before = files_of(at)
         if main:
             monkeypatch.chdir(at)
             capsys.readouterr()
@@ -98,7 +100,7 @@ def refused(scripts, monkeypatch, capsys, tmp_path):
             found, out, err = done.returncode, done.stdout, done.stderr
         assert (found, out, err.count("\n")) == (code, "", 1) and len(err) < 800, (found, out, err)
         assert err.startswith(f"{script}: {'error: ' if code == 2 else ''}"), err
-        assert files(at) == before
+        assert files_of(at) == before
         return err
     return call
 

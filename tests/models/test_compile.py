@@ -8,6 +8,7 @@ import settings
 import torch
 import torch._inductor.config
 from settings import of, show
+from torch._dynamo.testing import CompileCounter
 from test_models import CASES, build, every_model, seeded, tokens
 
 import models
@@ -46,27 +47,26 @@ def compare(name, options, backend):
     torch.testing.assert_close(loss_and_gradients(model), want, atol=1e-9, rtol=1e-9)
 
 
+@pytest.mark.quick
+@pytest.mark.sparse
 @pytest.mark.parametrize("name, options", AOT, ids=show)
 def test_one_graph_forward_and_backward(name, options):
     compare(name, options, "aot_eager")
 
 
+@pytest.mark.quick
+@pytest.mark.sparse
 @every_model
 def test_one_graph_to_decode(name):
     """The first token reads an empty cache; the next ones need no new graph."""
     settings.need(name, models.module(name), "Cache")
     model, idx = shallow(name, {}), tokens(2, 5)
-    full, cache, graphs = model(idx)[0], models.module(name).Cache(model, 2, 8), []
-
-    def count(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    step = torch.compile(model.forward, fullgraph=True, backend=count)
+    full, cache, graphs = model(idx)[0], models.module(name).Cache(model, 2, 8), CompileCounter()
+    step = torch.compile(model.forward, fullgraph=True, backend=graphs)
     with torch.no_grad():
         parts = [step(idx[:, t:t + 1].clone(), cache=cache)[0] for t in range(5)]
     torch.testing.assert_close(torch.cat(parts, dim=1), full, atol=1e-9, rtol=0)
-    assert len(graphs) == 1
+    assert graphs.frame_count == 1
 
 
 @pytest.mark.full

@@ -17,6 +17,7 @@ from small import combined_text
 
 import models
 
+pytestmark = pytest.mark.quick
 MODELS = Path(__file__).parents[2] / "models"
 FILES = sorted(p for p in (*MODELS.glob("*.py"), *MODELS.glob("more/*.py")) if not p.stem.startswith("_"))
 OTHERS = [p for p in FILES if p.stem != "gpt"]

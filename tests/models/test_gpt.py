@@ -10,6 +10,7 @@ import models
 test_equations = equations(gpt, "gpt", GATED)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("zero_init", [True, False])
 def test_initial_values(zero_init):
     """Norms 1; wo, w_down and head 0 unless zero_init is off; all others N(0, 0.02), cut at three sigma."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 from reference import (  # noqa: F401  (float64: autouse)
     equations, float64, layer_norm, rms, setup, sigmoid, softmax, sublayer)
+from torch._dynamo.testing import CompileCounter
 
 import models
 import probes
@@ -152,16 +153,12 @@ def test_blocks_share_a_compiled_graph(monkeypatch):
     """All but the first, whose streams are one tensor. The hooks of stats() need no graph."""
     torch._dynamo.reset()
     model = models.build("mhc", vocab_size=16, n_layer=4, d_model=16, n_head=2)
-    idx, graphs = torch.arange(16)[None], []
-
-    def count(graph, inputs, options):
-        graphs.append(graph)
-        return graph.forward
-
+    idx, graphs = torch.arange(16)[None], CompileCounter()
     want, compiled = model(idx, idx)[1], torch.nn.Module.compile
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda part, **how: compiled(part, backend=count, **how))
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda part, options=None, **how: compiled(
+        part, backend=graphs, **how))
     compile_model(model)
     for _ in range(2):
         torch.testing.assert_close(model(idx, idx)[1], want)
         probes.stats("mhc", model, idx)
-    assert len(graphs) == 2
+    assert graphs.frame_count == 2

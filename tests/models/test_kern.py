@@ -141,6 +141,7 @@ def test_stats():
         near(found["weight"][n], gamma * weights / 14)
 
 
+@pytest.mark.full
 def test_a_mixture_compiles_in_bf16():
     """One graph, and code, of the products by grouped_mm. The rest is in test_compile.py."""
     layer, x = setup("kern", **OWN)[0].float().train().blocks[0].mlp, torch.randn(2, 7, 32, dtype=torch.float32)

@@ -65,12 +65,6 @@ def copy(tmp_path):
     return out
 
 
-def test_pytest_says_which_file_is_broken(copy):
-    (copy / "models" / "mine.py").write_text(replaced(text("gpt"), ("class Config:", "class Config")))
-    said = run(copy, "-m", "pytest", "-q", "-k", "gpt", code=4)
-    assert "mine.py: SyntaxError: expected ':'" in said and len(said) < 200
-
-
 @pytest.fixture
 def own(tmp_path, monkeypatch, data, capsys):
     """own(source, *words): (exit code, stderr) of train.py with this text as models/mine.py, in this process."""
@@ -116,22 +110,16 @@ def test_a_bug_of_the_file_keeps_its_traceback(own):
         own(replaced(text("gpt"), (READY, "        a, b = 1, 2, 3\n")))
 
 
-def test_options_may_be_negative_and_none(own, tmp_path):
+def test_every_generator_is_seeded_and_options_may_be_negative_and_none(own, tmp_path):
     """The run can be read again."""
-    source = replaced(text("gpt"), ("    zero_init: bool", (
-        "    bias: float = -2.0\n    tau: float | None = None\n    zero_init: bool")))
-    assert own(source, "--out", str(tmp_path / "a"), "--bias", "-1.5", "--tau", "0.5") == (0, "")
-    config = runs.load(tmp_path / "a")[0].config
-    assert (config.bias, config.tau) == (-1.5, 0.5)
-
-
-def test_every_generator_is_seeded(own, tmp_path):
     source = replaced(text("gpt"), ("import math\n", "import math\nimport random\n\nimport numpy as np\n"), (
         "nn.init.trunc_normal_(p, std=0.02, a=-0.06, b=0.06)",
-        "p.copy_(torch.from_numpy(np.random.randn(*p.shape)) * random.uniform(0.01, 0.03))"))
+        "p.copy_(torch.from_numpy(np.random.randn(*p.shape)) * random.uniform(0.01, 0.03))"), (
+        "    zero_init: bool", "    bias: float = -2.0\n    tau: float | None = None\n    zero_init: bool"))
     for name in "ab":
-        assert own(source, "--out", str(tmp_path / name)) == (0, "")
-    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+        assert own(source, "--out", str(tmp_path / name), "--bias", "-1.5", "--tau", "0.5") == (0, "")
+    config = runs.load(tmp_path / "a")[0].config
+    assert losses(tmp_path / "a") == losses(tmp_path / "b") and (config.bias, config.tau) == (-1.5, 0.5)
 
 
 NOTES = """        with open(f"of rank {os.environ['RANK']}", "a") as file:
@@ -266,7 +254,7 @@ MISTAKES = {   # name: (changes of gpt.py, or of gpt.py with a parameter; the te
 
 
 def test_errors_say_what_to_write(copy):
-    """Changes that the docstring announces in part or not at all, a wrong neutral(), and usual mistakes."""
+    """Changes that the docstring announces in part or not at all, a wrong neutral(), usual mistakes, a broken file."""
     tests = [f"tests/models/test_copies.py::test_unannounced_pieces_equal_the_baseline[mine_{name}]"
              for name in ("said", "neutral")]
     end = "more/pythia.py.\n"
@@ -283,3 +271,6 @@ def test_errors_say_what_to_write(copy):
     assert f"add to the docstring of models/mine_neutral.py: {line}" in " ".join(printed.split())
     for name, (*_, said) in MISTAKES.items():
         assert (f"models/mine_{name}.py: {said}" if name != "neutral" else said) in printed, printed
+    (copy / "models" / "mine.py").write_text(replaced(text("gpt"), ("class Config:", "class Config")))
+    said = run(copy, "-m", "pytest", "-q", "-k", "gpt", code=4)
+    assert "mine.py: SyntaxError: expected ':'" in said and len(said) < 200

@@ -174,7 +174,12 @@ def test_stats_of_weights_and_gates():
     model = random_model("speedrun")
     gates = [block.attn.value_gate for block in model.blocks if block.attn.value_gate is not None]
     wanted = [average(2 / (1 + math.exp(-z)) for z in x.flatten().tolist()) for x in probes.watch(model, IDX, gates)]
-    assert stats(model, "speedrun")["value_gate"] == pytest.approx(wanted)
+    assert stats(model, "speedrun") == {"value_gate": pytest.approx(wanted), **{
+        name: getattr(model, name).tolist() for name in ("resid", "x0", "skips")}}
+    model = random_model("denseformer", dilation=2)
+    alphas = [model.average[i].alpha.tolist() for i in "123"]
+    assert stats(model, "denseformer") == {"on_last": pytest.approx([row[-1] for row in alphas]), "on_earlier": (
+        pytest.approx([sum(map(abs, row[:-1])) for row in alphas]))}
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """convert.py: a published checkpoint is the same function as our model."""
 import json
 import os
+import shutil
 
 import pytest
 import torch
@@ -48,49 +49,33 @@ def test_papers_checkpoints_are_the_same_function(layout, make, logits, changes,
         torch.testing.assert_close(runs.load(tmp_path / "run")[0](IDX)[0], expected, rtol=0, atol=1e-9)
 
 
-def same_logits(run, loaded):
-    with wide(), torch.no_grad():
-        ours, wide_one = runs.load(run)[0], type(loaded)(loaded.config).eval()      # made anew: tables in float64
-        wide_one.load_state_dict(loaded.state_dict())
-        found, wanted = ours(IDX)[0], wide_one(IDX).logits
-    assert wanted.std() > 0.5 and wanted.dtype == torch.float64
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)
-
-
 @pytest.mark.parametrize("layout, config", [
     ("gpt2", GPT2), ("gpt2", dict(GPT2, n_inner=24, tie_word_embeddings=False)), ("pythia", PYTHIA),
     ("pythia", dict(PYTHIA, tie_word_embeddings=True, rope_parameters=dict(rope_theta=300.0))),
     ("pythia", dict(PYTHIA, rope_scaling=dict(rope_type="default", rope_theta=300.0), rope_parameters=dict(
         rope_type="default", rope_theta=5.0)))])
 def test_transformers_own_classes(layout, config, tmp_path):
-    """Our reading of the config.json as it is, not as transformers would write it again; the weights in shards."""
-    model = theirs(layout, config)
-    model.save_pretrained(tmp_path / "source", max_shard_size="4KB")
-    (tmp_path / "source" / "config.json").write_text(json.dumps(config))
-    (tmp_path / "source" / "tokenizer.json").write_text(tokenizer_json({"</s>": 0}))
-    assert len(list((tmp_path / "source").glob("*.safetensors"))) > 1
-    convert.convert(layout, tmp_path / "source", tmp_path / "run")
-    same_logits(tmp_path / "run", model)
-
-
-def test_the_index_says_which_files_count(tmp_path):
-    """In a folder that still has shards of an older save, which had more of them."""
-    source = tmp_path / "source"
-    model = theirs("pythia", PYTHIA)
-    model.save_pretrained(tmp_path / "old", max_shard_size="10KB")
-    for parameter in model.parameters():
-        parameter.data += 0.25
-    model.save_pretrained(source, max_shard_size="20KB")
-    (source / "tokenizer.json").write_text(tokenizer_json({"</s>": 0}))
-    old = [file for file in (tmp_path / "old").glob("*.safetensors") if not (source / file.name).exists()]
-    assert len(old) > 2
+    """Our reading of the config.json as it is, not as transformers would write it again; the weights in shards, beside
+    those of an older save, which had more of them."""
+    model, source = theirs(config), tmp_path / "source"
+    model.save_pretrained(source, max_shard_size="4KB")
+    type(model)(model.config).save_pretrained(tmp_path / "old", max_shard_size="2KB")
+    n, old = len([*source.glob("*.safetensors")]), [*(tmp_path / "old").glob("*.safetensors")]
     for file in old:
-        (source / file.name).write_bytes(file.read_bytes())
-    convert.convert("pythia", source, tmp_path / "run")
-    same_logits(tmp_path / "run", model)
+        shutil.copy(file, source)
+    assert 1 < n < len(old) == len([*source.glob("*.safetensors")]) - n                     # by other names
+    (source / "config.json").write_text(json.dumps(config))
+    (source / "tokenizer.json").write_text(tokenizer_json({"</s>": 0}))
+    convert.convert(layout, source, tmp_path / "run")
+    with wide(), torch.no_grad():
+        ours, wide_one = runs.load(tmp_path / "run")[0], type(model)(model.config).eval()   # made anew: float64 tables
+        wide_one.load_state_dict(model.state_dict())
+        found, wanted = ours(IDX)[0], wide_one(IDX).logits
+    assert wanted.std() > 0.5 and wanted.dtype == torch.float64
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)
 
 
-def test_what_the_run_folder_holds(tmp_path):
+def test_what_the_run_folder_holds(refused, tmp_path):
     checkpoint = converted("exoformer", save("exoformer", tmp_path / "exo", *obpm()), tmp_path / "a" / "run")
     assert (checkpoint["step"], checkpoint["config"]["tokenizer"]) == (12, "byte")
     assert all(t.dtype == torch.float32 and t.is_contiguous() for t in checkpoint["model"].values())
@@ -100,6 +85,7 @@ def test_what_the_run_folder_holds(tmp_path):
     state = converted("gpt2", source, tmp_path / "b")["model"]
     assert (tmp_path / "b" / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
     assert state["embed.weight"].data_ptr() == state["head.weight"].data_ptr()      # stored once
+    assert refused("train.py", "--resume", "b").endswith("start a new run with --init_from b\n")
     ranks = ranks_file(tmp_path / "mine", [bytes([i]) for i in range(256)])
     convert.convert("gpt2", source, tmp_path / "d", str(ranks))
     assert (tmp_path / "d" / "tokenizer.tiktoken").read_bytes() == ranks.read_bytes()

@@ -128,8 +128,3 @@ def test_existing_out_and_a_full_disk(no, monkeypatch, tmp_path):
     monkeypatch.setattr(torch, "save", full)
     (tmp_path / "new").mkdir()
     assert "No space left" in no("gpt2", source, code=1)
-
-
-def test_a_converted_run_is_not_resumed(refused, tmp_path):
-    convert.convert("gpt2", save("gpt2", tmp_path / "gpt2", *MAKE["gpt2"]()), tmp_path / "run")
-    assert refused("train.py", "--resume", "run").endswith("start a new run with --init_from run\n")

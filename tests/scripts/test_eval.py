@@ -214,21 +214,14 @@ ITEMS = [{"question": f"{i} and {i + 1}", "choices": [f"{2 * i + 1}", "several",
          for i in range(12)]
 
 
-def task(name, items):
-    """The text of a task file of lm_eval."""
-    return f"""task: {name}
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {items}}}}}
-output_type: multiple_choice
-test_split: test
-fewshot_split: test
-doc_to_text: "Q: {{{{question}}}}\\nA:"
-doc_to_target: "{{{{label}}}}"
-doc_to_choice: "{{{{choices}}}}"
-metric_list:
-  - {{metric: acc, aggregation: mean, higher_is_better: true}}
-  - {{metric: acc_norm, aggregation: mean, higher_is_better: true}}
-"""
+def write_task(folder, name, items="items.jsonl", metrics=("acc", "acc_norm"), **more):
+    """A task file of lm_eval in this folder; the items are in the folder above it."""
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.yaml").write_text(json.dumps({                       # JSON is YAML
+        "task": name, "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(folder.parent / items)}},
+        "output_type": "multiple_choice", "test_split": "test", "fewshot_split": "test",
+        "doc_to_text": "Q: {{question}}\nA:", "doc_to_target": "{{label}}", "doc_to_choice": "{{choices}}",
+        "metric_list": [{"metric": metric} for metric in metrics], **more}))
 
 
 @pytest.fixture(scope="module")
@@ -237,10 +230,9 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("place")
     for name in PAIR:
         save_run(folder / name, name)
-    (folder / "tasks").mkdir()
     (folder / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in ITEMS))
     for name in ("small", *(name for name, _ in benchmarks.GROUPS["exo"][1].values())):
-        (folder / "tasks" / f"{name}.yaml").write_text(task(name, folder / "items.jsonl"))
+        write_task(folder / "tasks", name)
     return folder
 
 
@@ -248,13 +240,8 @@ def test_tables(place, monkeypatch, capsys):
     """A group against brute force. Of other tasks every metric of every filter has a column, with lm_eval's numbers; a
     tag stands for its tasks; accuracies are in percent, and nothing else."""
     metrics = "acc", "acc_norm", "acc_bytes", "acc_mutual_info", "brier_score"
-    (place / "tasks" / "two.yaml").write_text(task("two", place / "items.jsonl").split("metric_list")[0] + f"""
-tag: mine
-metric_list: [{", ".join(f"{{metric: {metric}}}" for metric in metrics)}]
-filter_list:
-  - {{name: first, filter: [{{function: take_first}}]}}
-  - {{name: again, filter: [{{function: take_first}}]}}
-""")
+    write_task(place / "tasks", "two", metrics=metrics, tag="mine", filter_list=[
+        {"name": name, "filter": [{"function": "take_first"}]} for name in ("first", "again")])
     monkeypatch.chdir(place)
     words = "--tasks exo,mine --task_dir tasks --num_fewshot 0 --json rows.json --device cpu"
     assert eval_py.main([*PAIR, *words.split()]) == 0
@@ -287,13 +274,10 @@ filter_list:
 @pytest.mark.parametrize("asked", [None, 3])
 def test_the_shots_are_those_that_the_model_saw(asked, place, monkeypatch):
     """A task may fix their number, have one of its own, or score a whole text, with nothing before it."""
-    (place / "shots").mkdir(exist_ok=True)
-    for name, more in {"fixed": "num_fewshot: 0\n", "own": "num_fewshot: 2\n", "none": "", "whole": ""}.items():
-        text = task(name, place / "items.jsonl").replace("Q: ", f"{name}? ") + more
-        if name == "whole":
-            text = text.replace("multiple_choice", "loglikelihood_rolling").replace("{{label}}", "whole? {{question}}")
-            text = text.split("metric_list")[0] + "metric_list: [{metric: word_perplexity}]\n"
-        (place / "shots" / f"{name}.yaml").write_text(text)
+    for name, more in {"fixed": {"num_fewshot": 0}, "own": {"num_fewshot": 2}, "none": {}, "whole": {
+            "output_type": "loglikelihood_rolling", "doc_to_target": "whole? {{question}}",
+            "metrics": ["word_perplexity"]}}.items():
+        write_task(place / "shots", name, doc_to_text=name + "? {{question}}\nA:", **more)
     seen, score = {}, benchmarks.HarnessLM._loglikelihood_tokens
 
     def spy(self, requests, *words, **options):
@@ -322,9 +306,8 @@ def test_the_shots_are_those_that_the_model_saw(asked, place, monkeypatch):
     ("--tasks gone --task_dir broken", "gone cannot be loaded (FileNotFoundError"),
     ("--tasks worse --task_dir broken", "worse cannot be loaded")])
 def test_mistakes(place, words, said, monkeypatch, capsys):
-    (place / "broken").mkdir(exist_ok=True)
-    (place / "broken" / "gone.yaml").write_text(task("gone", "gone.jsonl"))
-    (place / "broken" / "worse.yaml").write_text(task("worse", "x").replace("multiple_choice", "unheard_of"))
+    write_task(place / "broken", "gone", "gone.jsonl")
+    write_task(place / "broken", "worse", output_type="unheard_of")
     monkeypatch.chdir(place)
     assert within("eval.py", eval_py.main, PAIR[0], *words.split(), "--device", "cpu") == 2
     last = capsys.readouterr().err.strip().split("\n")[-1]                   # behind what lm_eval says

@@ -1,6 +1,5 @@
 """pictures.py: the numbers drawn, and their places."""
 import copy
-import json
 import runpy
 import statistics
 from pathlib import Path
@@ -102,16 +101,6 @@ def test_curves(tmp_path):
     assert len(draw(runs[:1])) == 2                                                     # the baseline alone
 
 
-def test_the_noise_between_seeds_is_measured():
-    """SEEDS is the standard deviation of the last difference in results/tiny-cpu, over seeds and threads."""
-    compare = pytest.importorskip("compare")                # a copy of the repository may be without results/
-    runs = compare.table(RESULTS / "tiny-cpu" / "runs.csv")
-    base = {run["seed"]: run["loss"] for run in runs if run["system"] == ROOT}
-    other, = {run["system"] for run in runs if run["seed"]} - {ROOT}
-    gaps = [run["loss"] - base[run["seed"]] for run in runs if run["system"] == other]
-    assert statistics.stdev(gaps) == pytest.approx(pictures.SEEDS, rel=0.1)
-
-
 def test_the_pictures_of_the_front_page():
     """gain.png has its points where the study's page has their numbers."""
     compare, report = pytest.importorskip("compare"), runpy.run_path(str(RESULTS / "study" / "report.py"))
@@ -126,6 +115,3 @@ def test_the_pictures_of_the_front_page():
     for name, *cells in found:
         x, y = named[name.strip("`")]
         assert (x, y) in points and f"{y:+.4f} ±" in cells[2] and f"{x:.2f}" == cells[5]
-    depth = json.loads((RESULTS / "study-small" / "depth.json").read_text())
-    assert [torch.tensor(matrix).shape for matrix in depth.values()] == [(17, 17)] * 4
-    assert depth[ROOT] == torch.ones(17, 17).tril().tolist()

@@ -1,15 +1,11 @@
 """What the README states about the code is true."""
-import csv
 import difflib
 import re
 import runpy
-from dataclasses import fields
 
 import settings
-import torch
 
 import models
-import muon
 from nanodepth import runs
 from nanodepth.presets import PRESETS
 from small import ROOT
@@ -25,23 +21,6 @@ def test_the_diff_of_an_idea():
     lines = [re.sub(r"\s+# .*", "", line) for line in list(difflib.unified_diff(old, new, n=0, lineterm=""))[2:]]
     block = re.search(r"```diff\n(.*?)\n```", README, re.S)[1]
     assert block == "\n".join(line for line in lines if line[:2] != "@@")
-
-
-def test_speeds_are_those_of_their_file():
-    text = (ROOT / "results" / "bench" / "README.md").read_text()
-    for row in csv.DictReader((ROOT / "results" / "bench" / "cpu.csv").open()):
-        cells = r" \| \S+ \| {:.3f} ±{:.3f} \|".format(float(row["ratio"]), float(row["ratio_plus_minus"]))
-        assert row["model"] == row["against"] or re.search(rf"^\| `{row['model']}`{cells}", text, re.M), row["model"]
-
-
-def test_sizes_of_all_models():
-    """The table is of the day it was made: it names all models, in rows as they are made today."""
-    sizes = runpy.run_path(str(ROOT / "results" / "sizes.py"))
-    text, (*_, n, more, _) = (ROOT / "results" / "sizes.md").read_text(), sizes["row"](models.names()[1])
-    assert {name for name in models.names() if settings.belongs(name)} == set(re.findall(r"^\| `(\w+)`", text, re.M))
-    with torch.device("meta"):
-        base, own = (sum(p.numel() for p in models.build(name).parameters()) for name in models.names()[:2])
-    assert text.startswith(sizes["TEXT"]) and (n, more) == (f"{own:,}", f"{own - base:+,}")
 
 
 def test_options_that_a_resumed_run_may_change():
@@ -86,23 +65,3 @@ def test_install_lines_match_the_requirements():
     assert set(re.findall(r'"(\w+)>=[\d.]+"', project.split("[project]")[1])) == hard
     for room in re.search(r"packages = \[(.*)\]", project)[1].split(", "):
         assert list((ROOT / room.strip('"').replace(".", "/")).glob("*.py"))
-
-
-def test_what_many_gpus_hold_and_send():
-    """By the formulas that the page states."""
-    shapes = {"450M": PRESETS["exo-450m"], "1.4B": PRESETS["mudd-1.4b"],
-              "7B": dict(n_layer=32, d_model=4096, n_head=32, d_ff=11008, vocab_size=50304)}
-    known = {f.name for f in fields(models.module("gpt").Config)}
-    for label, shape in shapes.items():
-        with torch.device("meta"):
-            model = models.build("gpt", **{key: value for key, value in shape.items() if key in known})
-        stacks = {}
-        for p in muon.split_params(model)[0]:
-            stacks.setdefault(p.shape, []).append(p.numel())
-        order, n = sum(stacks.values(), []), sum(p.numel() for p in model.parameters())
-        for world in (1, 8, 64):
-            share = max(sum(order[rank::world]) for rank in range(world))           # matrices are dealt in turn
-            numbers = [16 * n - 4 * sum(order), 16 * n, 16 * n / world, 8 * n * (world - 1) / world,
-                       2 * share * (world - 1)]
-            row = " | ".join([label, str(world), *(f"{x / 2 ** 30:.1f}" for x in numbers)])
-            assert f"| {row} |" in DOCS["many-gpus"]

@@ -67,8 +67,8 @@ def test_which_lengths_fit(changes, old, new, step, said):
 
 
 def test_what_may_change(data, whole, scripts, tmp_path):
-    """How often is validated and on how much, the place of the data (which eval.py knows afterwards), a preset that is
-    gone, and a model file (which is said and recorded)."""
+    """How often is validated and on how much, the place of the data, a preset that is gone, and a model file (which is
+    said and recorded). eval.py finds the data afterwards, and the numbers of the last validation."""
     shutil.copytree(whole / "before_decay", tmp_path / "a")
     shutil.copytree(data, tmp_path / "moved")
     config = json.loads((tmp_path / "a" / "config.json").read_text())
@@ -79,7 +79,12 @@ def test_what_may_change(data, whole, scripts, tmp_path):
                    "--data", tmp_path / "moved",
                    "--n_layer", SMALL["n_layer"], "--seq_len", SMALL["seq_len"])    # said again
     assert "\nmodels/gpt.py: changed since the run began" in said
-    assert scripts.run("eval.py", tmp_path / "a").stderr == ""              # it was resumed with this code
+    done = scripts.run("eval.py", tmp_path / "a", "--tokens", 300, "--json", tmp_path / "e.json")
+    (scores,), last = json.loads((tmp_path / "e.json").read_text()), rows(tmp_path / "a", "val")[-1]
+    for key in ("loss", "ppl", "bpb"):
+        near(scores[key], last[key], times=64)
+        assert f"{scores[key]:.3f}"[:4] in done.stdout
+    assert (scores["eval_tokens"], scores["step"], done.stderr) == (300, 40, "")        # it was resumed with this code
     assert (tmp_path / "a" / "source" / "from-step-30" / "models" / "gpt.py").exists()
     config = json.loads((tmp_path / "a" / "config.json").read_text())
     assert config["options"]["eval_tokens"] == 300 and config["model_config"]["d_model"] == 32
@@ -105,12 +110,22 @@ def test_init_from(data, whole, scripts, tmp_path):
     runs.take_weights(models.build("gpt", **saved["config"]["model_config"]), saved, "the model", "a")
 
 
-def test_random_numbers_go_on_too(data, tmp_path, monkeypatch):
-    """With dropout, as an own model may have it; validations draw none."""
+def test_random_numbers_and_an_own_optimizer_go_on_too(data, tmp_path, monkeypatch):
+    """With dropout, as an own model may have it; validations draw none. The optimizer is one function in muon.py; it
+    follows the schedule, with a momentum of its own.
+    """
+    def sgd(matrices, others, options):
+        return [torch.optim.SGD([dict(params=matrices, lr=options.muon_lr), *others], momentum=0.7)]
+
+    monkeypatch.setitem(muon.OPTIMIZERS, "sgd", sgd)
     mlp, plain = models.module("gpt").MLP, models.module("gpt").MLP.forward
     monkeypatch.setattr(mlp, "forward", lambda self, x: F.dropout(plain(self, x), 0.5, self.training))
-    few = {**SMALL, "max_steps": 12, "data": data}
+    few = {**SMALL, "max_steps": 12, "optimizer": "sgd", "data": data}
     assert inside(*flags(**few, out=tmp_path / "a")) == 0
+    group = runs.read_checkpoint(tmp_path / "a")["optimizers"][0]["param_groups"][0]
+    options = train.parse(flags(**few))[0]
+    assert group["momentum"] == 0.7 and group["lr"] == options.muon_lr * train.lr_scale(11, options)
+    assert losses(tmp_path / "a")[-1][1] < losses(tmp_path / "a")[0][1]
     shutil.copytree(tmp_path / "a" / "before_decay", tmp_path / "b")
     assert inside("--resume", str(tmp_path / "b")) == 0
     assert_same_run(tmp_path / "a", tmp_path / "b")
@@ -147,19 +162,6 @@ def test_optimizer_state_goes_by_name(kind):
     assert all(torch.equal(after[name], wanted[name]) for name in wanted)
     with pytest.raises(ValueError, match="blocks.(up|other).bias is trained by another optimizer, or not at all"):
         runs.own_state(new[-1], build("gate", "other")[1][-1].state_dict())
-
-
-def test_a_third_optimizer(data, tmp_path, monkeypatch):
-    """It is one function in muon.py. It follows the schedule, with a momentum of its own."""
-    def sgd(matrices, others, options):
-        return [torch.optim.SGD([dict(params=matrices, lr=options.muon_lr), *others], momentum=0.7)]
-
-    monkeypatch.setitem(muon.OPTIMIZERS, "sgd", sgd)
-    assert inside(*flags(**{**SMALL, "max_steps": 12, "optimizer": "sgd"}, data=data, out=tmp_path / "a")) == 0
-    matrices = runs.read_checkpoint(tmp_path / "a")["optimizers"][0]["param_groups"][0]
-    options = train.parse(flags(**{**SMALL, "max_steps": 12}))[0]
-    assert matrices["momentum"] == 0.7 and matrices["lr"] == options.muon_lr * train.lr_scale(11, options)
-    assert losses(tmp_path / "a")[-1][1] < losses(tmp_path / "a")[0][1]
 
 
 def test_a_signal_stops_a_validation(tmp_path):

@@ -35,19 +35,6 @@ def test_imports_point_down():
         assert imports(ROOT / f"{name}.py") & SCRIPTS <= ({"data_prep"} if name == "train" else set()), name
 
 
-def quoted(path):
-    """[(line, text)] of all string literals but docstrings, and of the names of imported modules."""
-    tree = ast.parse(path.read_text())
-    docs = {id(node.body[0].value) for node in ast.walk(tree)
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
-            and node.body and isinstance(node.body[0], ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
-            yield node.lineno, node.value
-        elif isinstance(node, ast.ImportFrom) and node.module == "models":
-            yield from ((node.lineno, alias.name) for alias in node.names)
-
-
 @pytest.mark.quick
 def test_no_model_is_known_by_name():
     """Except gpt, the baseline and default, and by its own tests. In a text a name counts as a word of its own, as in
@@ -57,10 +44,13 @@ def test_no_model_is_known_by_name():
     found = []
     rooms = "*.py", "nanodepth/*.py", "tests/helpers/*.py", "tests/models/*.py", "tests/scripts/*.py"
     for path in sorted(path for room in rooms for path in ROOT.glob(room)):
-        for line, text in quoted(path) if path.stem not in MAY_NAME_MODELS | own else ():
-            words = set(re.split(r"[\s:\[,]+", text)) - {""} if len(text) < 200 else set()
-            if text in known or words & known and len(words) <= 6:
-                found.append(f"{path.relative_to(ROOT)}:{line}: {text!r}")
+        for node in ast.walk(ast.parse(path.read_text())) if path.stem not in MAY_NAME_MODELS | own else ():
+            texts = [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
+            if isinstance(node, ast.ImportFrom) and node.module == "models":
+                texts = [alias.name for alias in node.names]
+            for words in (set(re.split(r"[\s:\[,]+", text)) - {""} for text in texts):
+                if words & known and len(words) <= 6:
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {words & known}")
     assert not found, "\n".join(["a model by name, outside of models/NAME.py, probes/NAME.py and their tests:", *found])
 
 

@@ -24,14 +24,6 @@ def load(script):
     return runpy.run_path(str(RESULTS / "study" / script))
 
 
-def test_a_difference_in_words():
-    losses = {"gpt": {0: 4.0, 1: 4.3}, "one": {0: 3.9, 1: 4.25}, "far": {7: 3.8}, "lone": {0: 4.1}}
-    value, half = curves.difference(losses, "one", "gpt")
-    assert compare.gap(losses, "one") == f"{value:+.4f} ± {half:.4f}" and value == pytest.approx(-0.075)
-    assert compare.gap({"gpt": {0: 4.0}, "one": {0: 3.9}}, "one") == "-0.1000"
-    assert compare.gap(losses, "far") == compare.gap(losses, "gpt") == ""
-
-
 def test_pages_are_those_of_their_runs():
     runs, speed = compare.read(RESULTS / "study"), compare.speeds(RESULTS / "study")
     for page, text in load("report.py")["pages"](runs, speed).items():
@@ -149,11 +141,6 @@ def test_the_page_of_a_study():
     lead, needed = "-0.5000 ± 0.0000", 2 ** 0.5
     assert row == [f"`{name}`", f"{size / base - 1:+.1%}", lead, lead, "", lead, "1.25", f"{needed / 1.25:.2f}"]
     assert head[2:6] == ["at 4.1M", "at 8.2M", "at 16.4M", "all targets, at 8.2M"]
-    pytest.importorskip("matplotlib")
-    del at[4000]                                                            # only gpt went on
-    (ax,) = report["leads_picture"](at).axes
-    assert [text.get_text() for text in ax.texts] == [name]
-    assert ax.get_lines()[0].get_xydata().tolist() == [pytest.approx([n * 4096e-6, -0.5]) for n in (500, 1000, 2000)]
 
 
 def test_a_leg_in_both_files(tmp_path):

@@ -226,17 +226,6 @@ def test_errors_of_the_machine():
     assert cli.of_the_machine(ModuleNotFoundError(name="torch.at.all"), "") is None         # a typo in an import
 
 
-def test_eval_of_a_run(whole, scripts, tmp_path):
-    """The numbers of the run's last validation."""
-    done = scripts.run("eval.py", whole, "--tokens", 500, "--json", tmp_path / "e.json")
-    assert done.returncode == 0, done.stderr
-    (row,), last = json.loads((tmp_path / "e.json").read_text()), rows(whole, "val")[-1]
-    for key in ("loss", "ppl", "bpb"):
-        near(row[key], last[key], times=64)
-        assert f"{row[key]:.3f}"[:4] in done.stdout
-    assert row["eval_tokens"] == 500 and row["step"] == 40
-
-
 def test_names_and_places(scripts, tmp_path, monkeypatch):
     """A run without --out gets a numbered name. Its data are found from another folder, too. It is scored on any data
     with its own vocabulary."""
