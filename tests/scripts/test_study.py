@@ -217,3 +217,5 @@ def test_shapes_and_sums_by_hand():
     found = curves.difference(noisy, (f"{name}-gated", "gpt"), (name, "gpt-gated"))
     half = 2.571 * sd * math.sqrt(4 / 2)                                    # four systems, each the mean of two seeds
     assert found == (pytest.approx(0.1), pytest.approx(half, rel=1e-3))
+    one = {"gpt": {0: 4.0}, name: {0: 3.9}}                                 # no interval, and none to itself
+    assert [compare.gap(one, system) for system in one] == ["", "-0.1000"]
