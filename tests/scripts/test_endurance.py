@@ -12,7 +12,7 @@ from nanodepth import runs
 from small import SMALL, assert_same_run, finish, flags, rows, start, wait_until
 
 
-@pytest.mark.parametrize("n", [2, pytest.param(20, marks=pytest.mark.full)])
+@pytest.mark.parametrize("n", [2, pytest.param(8, marks=pytest.mark.full)])
 def test_kills(n, data, tmp_path):
     """SIGKILL at random instants, every second one while a checkpoint (3 MB) is written: the newest checkpoint is
     there, at most one step behind the log, and the end equals that of the undisturbed run."""
