@@ -1,7 +1,7 @@
 """torch.compile: one graph in forward and backward, one for the decoding step, and the numbers of eager execution.
 
 By aot_eager, which traces forward and backward as inductor does and runs the graphs without generating code: every
-sixth model, with `--full` all settings of all. test_train.py compiles a run with inductor; `--full` every model.
+sixth model, with `--full` all settings of all, and inductor's code of every model.
 """
 import pytest
 import settings
