@@ -5,7 +5,7 @@ forward, as gpt.py shows. It may also have
     Cache, Model.generate       to sample text and to answer benchmarks' questions
     Model.muon_modules          the modules that Muon trains, if they are not the blocks
     Model.micro_tokens          tokens per forward pass by default, if 32,768 do not fit in memory
-    Model.compiled_parts        the name of a list of modules, which torch.compile then takes one by one
+    Model.compiled_parts        the name of a list of modules, which torch.compile takes one by one, and Model.output
 and lines in its docstring: `Changed from gpt.py: ...`, `Equal to gpt.py when: ...` or `at initialisation: ...` (or
 another file), and `Other default than gpt.py's: ...`. What its mechanism does is measured by probes/NAME.py.
 """
