@@ -227,7 +227,7 @@ def left_over(path):
     found = {file.name for file in path.iterdir()} - {".lock"}
     if "ckpt.pt" in found:
         raise UserError(f"{path} exists: choose another --out, or go on with --resume {path}")
-    if others := found - OF_A_RUN - {"ckpt.pt.tmp"}:
+    if others := found - OF_A_RUN - {"ckpt.pt.tmp", "config.json.tmp"}:
         raise UserError(f"{path} exists and has {min(others)} in it, which no run writes: choose another --out")
     return found
 
@@ -267,7 +267,7 @@ class Run:
         self.path, self.config, self.options, self.ranks, self.writes = path, config, options, ranks, ranks.rank == 0
         self.model, self.optimizers, self.edited = model, optimizers, []
         self.start, self.saved, self.evaluated, self.save_failed, self.wandb = 0, -1, -1, False, None
-        self.lock = lock(path) if self.writes else None
+        self.lock, self.place = (lock(path), path.stat()) if self.writes else (None, None)
 
     @classmethod
     def new(cls, options, asked, model, optimizers, data, ranks):
@@ -359,14 +359,21 @@ class Run:
         """Writes the checkpoint of `step`. Returns None, or one line if that fails (full disk)."""
         state = {"model": self.model.state_dict(), "optimizers": [x.state_dict() for x in self.optimizers],
                  "random": self.ranks.gather(random_state()), "step": step}
+        why = f"{self.path} was moved or deleted" if self.writes and not self.is_here() else None
         try:
-            if self.writes:
+            if self.writes and not why:
                 write_atomically(self.path / "ckpt.pt", lambda f: torch.save(state, f))
         except (OSError, RuntimeError) as e:
-            self.save_failed = True
-            why = f"is the disk full? {one_line(e)}" if self.path.is_dir() else f"{self.path} was moved or deleted"
+            why = f"is the disk full? {one_line(e)}"
+        why = self.ranks.share(why)                                         # so that all ranks go on alike
+        self.save_failed = why is not None
+        if why:
             return f"step {step}: the checkpoint could not be written ({why}); {self.newest()}"
-        self.saved, self.save_failed = step, False
+        self.saved = step
+
+    def is_here(self):
+        """Whether the folder is where it was. If it was moved, its path may now belong to another run."""
+        return self.path.is_dir() and os.path.samestat(self.path.stat(), self.place)
 
     def keep_before_decay(self):
         """Makes before_decay/, a copy of the run folder as it is now. Returns None, or one line if that fails.
