@@ -26,7 +26,7 @@ import torch
 import models
 import muon
 from nanodepth import ran
-from nanodepth.cli import UserError, one_line, run_folder
+from nanodepth.cli import UserError, one_line, pick, run_folder
 from nanodepth.data import check_data
 from nanodepth.devices import processor, random_state, set_random_state
 
@@ -188,9 +188,13 @@ def earlier(asked):
 
 
 def check_flags(flags, run_dir, defaults):
-    """UserError if a flag contradicts the options that the resumed run has."""
+    """UserError if a flag contradicts the options that the resumed run has. Takes out --dtype auto."""
+    if flags.get("dtype") == "auto":                                        # it was chosen when the run began
+        del flags["dtype"]
+    both, Config = {**defaults, **flags}, models.module(defaults["model"]).Config
+    both |= vars(models.config(defaults["model"], **pick(Config, both)))    # where none stands for another value
     for key, value in flags.items():
-        if key not in MAY_CHANGE and value != defaults.get(key):
+        if key not in MAY_CHANGE and both[key] != defaults.get(key):
             raise UserError(f"--{key} {value} contradicts the run in {run_dir}, which has {defaults.get(key)}: "
                             "leave it out")
 
