@@ -141,6 +141,14 @@ def take_weights(model, checkpoint, what, run_dir):
                             "which has other numbers there")
 
 
+def checksum(model):
+    """A short hash of the model's weights and buffers."""
+    found = 0
+    for x in model.state_dict().values():
+        found = zlib.crc32(x.cpu().reshape(-1).view(torch.uint8).numpy(), found)
+    return f"{found:08x}"
+
+
 def own_state(optimizer, saved):
     """The saved state of an optimizer with the settings that it has now. ValueError if it trains other parameters."""
     own = optimizer.state_dict()
@@ -286,6 +294,7 @@ class Run:
             "options": {**asdict(asked), "out": str(path)}, "defaults": ran.defaults(options, model.config),
             "code": ran.code(models.module(options.model)), "began": f"{datetime.now():%Y-%m-%d %H:%M:%S}",
             "parameters": sum(p.numel() for p in model.parameters()),
+            "begins_with": checksum(model) if options.init_from else None,
             "tokenizer": data.tokenizer, "n_vocab": data.vocab_size,
             "data": {**data.place(), "fingerprint": data.fingerprint, "meta": data.meta},
             "command": [sys.executable, *sys.argv], "git": git_state(), "ranks": ranks.world, "versions": versions,
