@@ -288,7 +288,8 @@ def train(run, batches, flops, stops):
         if last:
             break
 
-        since, loss = time.perf_counter(), torch.zeros((), device=ranks.device)     # on the GPU: nothing waits for it
+        since = spoke = time.perf_counter()
+        loss = torch.zeros((), device=ranks.device)                                 # on the GPU: nothing waits for it
         for i, (idx, targets) in enumerate(batches.train(step)):
             if ranks.parallel:
                 wrapped.require_backward_grad_sync = i == batches.n_micro - 1       # average gradients once a step
@@ -298,6 +299,9 @@ def train(run, batches, flops, stops):
             loss += micro_loss.detach()
             if step == run.start and i == 0:
                 models.check_gradients(options.model, model)
+            if time.perf_counter() - spoke > 60:
+                spoke = time.perf_counter()
+                ranks.say(f"step {step + 1:5d}/{options.max_steps} | {i + 1} of {batches.n_micro} micro-steps")
         grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), options.grad_clip)
         stopped = torch.tensor(float(len(stops)), device=ranks.device)
         loss, grad_norm, stopped = (ranks.sum(torch.stack((loss, grad_norm, stopped))) / ranks.world).tolist()

@@ -1,8 +1,8 @@
 """What ran: all that decides the losses of a run but its seed. Runs that differ in it are different systems.
 
-It is in config.json: the options, the model's Config, the content of the data, the torch version, and a digest of each
-file of code. The code is that which was imported, also if somebody has edited the file since: from the moment that
-nanodepth is imported, the source text of every module of this repository is kept when Python reads it.
+It is in config.json: the options, the model's Config, the content of the data and of --init_from, the torch version,
+and a digest of each file of code. The code is that which was imported, also if somebody has edited the file since: from
+the moment that nanodepth is imported, the source text of every module of this repository is kept when Python reads it.
 """
 import ast
 import hashlib
@@ -106,12 +106,13 @@ def what(config):
     """{name: value} of all that decides a run's losses but its seed, from its config.json."""
     return {"model": config["model"], **config["model_config"],
             **{name: x for name, x in config["options"].items() if name not in FREE | GONE},
-            "data": config["data"]["fingerprint"], "torch": config["versions"]["torch"], **config.get("code", {})}
+            "data": config["data"]["fingerprint"], "begins_with": config.get("begins_with"),
+            "torch": config["versions"]["torch"], **config.get("code", {})}
 
 
 def part(config):
     """The part of a config.json that what() and differences() look at."""
-    names = "model", "model_config", "options", "defaults", "code", "versions"
+    names = "model", "model_config", "options", "defaults", "code", "versions", "begins_with"
     return {**{name: config[name] for name in names if name in config},
             "data": {"fingerprint": config["data"]["fingerprint"]}}
 

@@ -26,7 +26,7 @@ import torch
 import models
 import muon
 from nanodepth import ran
-from nanodepth.cli import UserError, one_line, run_folder
+from nanodepth.cli import UserError, one_line, pick, run_folder
 from nanodepth.data import check_data
 from nanodepth.devices import processor, random_state, set_random_state
 
@@ -141,6 +141,14 @@ def take_weights(model, checkpoint, what, run_dir):
                             "which has other numbers there")
 
 
+def checksum(model):
+    """A short hash of the model's weights and buffers."""
+    found = 0
+    for x in model.state_dict().values():
+        found = zlib.crc32(x.cpu().reshape(-1).view(torch.uint8).numpy(), found)
+    return f"{found:08x}"
+
+
 def own_state(optimizer, saved):
     """The saved state of an optimizer with the settings that it has now. ValueError if it trains other parameters."""
     own = optimizer.state_dict()
@@ -188,9 +196,13 @@ def earlier(asked):
 
 
 def check_flags(flags, run_dir, defaults):
-    """UserError if a flag contradicts the options that the resumed run has."""
+    """UserError if a flag contradicts the options that the resumed run has. Takes out --dtype auto."""
+    if flags.get("dtype") == "auto":                                        # it was chosen when the run began
+        del flags["dtype"]
+    both, Config = {**defaults, **flags}, models.module(defaults["model"]).Config
+    both |= vars(models.config(defaults["model"], **pick(Config, both)))    # where none stands for another value
     for key, value in flags.items():
-        if key not in MAY_CHANGE and value != defaults.get(key):
+        if key not in MAY_CHANGE and both[key] != defaults.get(key):
             raise UserError(f"--{key} {value} contradicts the run in {run_dir}, which has {defaults.get(key)}: "
                             "leave it out")
 
@@ -227,7 +239,7 @@ def left_over(path):
     found = {file.name for file in path.iterdir()} - {".lock"}
     if "ckpt.pt" in found:
         raise UserError(f"{path} exists: choose another --out, or go on with --resume {path}")
-    if others := found - OF_A_RUN - {"ckpt.pt.tmp"}:
+    if others := found - OF_A_RUN - {"ckpt.pt.tmp", "config.json.tmp"}:
         raise UserError(f"{path} exists and has {min(others)} in it, which no run writes: choose another --out")
     return found
 
@@ -267,7 +279,7 @@ class Run:
         self.path, self.config, self.options, self.ranks, self.writes = path, config, options, ranks, ranks.rank == 0
         self.model, self.optimizers, self.edited = model, optimizers, []
         self.start, self.saved, self.evaluated, self.save_failed, self.wandb = 0, -1, -1, False, None
-        self.lock = lock(path) if self.writes else None
+        self.lock, self.place = (lock(path), path.stat()) if self.writes else (None, None)
 
     @classmethod
     def new(cls, options, asked, model, optimizers, data, ranks):
@@ -282,6 +294,7 @@ class Run:
             "options": {**asdict(asked), "out": str(path)}, "defaults": ran.defaults(options, model.config),
             "code": ran.code(models.module(options.model)), "began": f"{datetime.now():%Y-%m-%d %H:%M:%S}",
             "parameters": sum(p.numel() for p in model.parameters()),
+            "begins_with": checksum(model) if options.init_from else None,
             "tokenizer": data.tokenizer, "n_vocab": data.vocab_size,
             "data": {**data.place(), "fingerprint": data.fingerprint, "meta": data.meta},
             "command": [sys.executable, *sys.argv], "git": git_state(), "ranks": ranks.world, "versions": versions,
@@ -359,14 +372,21 @@ class Run:
         """Writes the checkpoint of `step`. Returns None, or one line if that fails (full disk)."""
         state = {"model": self.model.state_dict(), "optimizers": [x.state_dict() for x in self.optimizers],
                  "random": self.ranks.gather(random_state()), "step": step}
+        why = f"{self.path} was moved or deleted" if self.writes and not self.is_here() else None
         try:
-            if self.writes:
+            if self.writes and not why:
                 write_atomically(self.path / "ckpt.pt", lambda f: torch.save(state, f))
         except (OSError, RuntimeError) as e:
-            self.save_failed = True
-            why = f"is the disk full? {one_line(e)}" if self.path.is_dir() else f"{self.path} was moved or deleted"
+            why = f"is the disk full? {one_line(e)}"
+        why = self.ranks.share(why)                                         # so that all ranks go on alike
+        self.save_failed = why is not None
+        if why:
             return f"step {step}: the checkpoint could not be written ({why}); {self.newest()}"
-        self.saved, self.save_failed = step, False
+        self.saved = step
+
+    def is_here(self):
+        """Whether the folder is where it was. If it was moved, its path may now belong to another run."""
+        return self.path.is_dir() and os.path.samestat(self.path.stat(), self.place)
 
     def keep_before_decay(self):
         """Makes before_decay/, a copy of the run folder as it is now. Returns None, or one line if that fails.

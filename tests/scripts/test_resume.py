@@ -76,7 +76,7 @@ def test_what_may_change(data, whole, scripts, tmp_path):
     config["options"]["preset"] = "gone"
     (tmp_path / "a" / "config.json").write_text(json.dumps(config))
     said = resumed(scripts, tmp_path / "a" / "ckpt.pt", "--eval_every", 3, "--eval_tokens", 300, "--threads", 1,
-                   "--data", tmp_path / "moved",
+                   "--data", tmp_path / "moved", "--dtype", "auto",
                    "--n_layer", SMALL["n_layer"], "--seq_len", SMALL["seq_len"])    # said again
     assert "\nmodels/gpt.py: changed since the run began" in said
     done = scripts.run("eval.py", tmp_path / "a", "--tokens", 300, "--json", tmp_path / "e.json")
