@@ -288,8 +288,7 @@ def train(run, batches, flops, stops):
         if last:
             break
 
-        since = spoke = time.perf_counter()
-        loss = torch.zeros((), device=ranks.device)                                 # on the GPU: nothing waits for it
+        since, loss = time.perf_counter(), torch.zeros((), device=ranks.device)     # on the GPU: nothing waits for it
         for i, (idx, targets) in enumerate(batches.train(step)):
             if ranks.parallel:
                 wrapped.require_backward_grad_sync = i == batches.n_micro - 1       # average gradients once a step
@@ -299,8 +298,8 @@ def train(run, batches, flops, stops):
             loss += micro_loss.detach()
             if step == run.start and i == 0:
                 models.check_gradients(options.model, model)
-            if time.perf_counter() - spoke > 60:
-                spoke = time.perf_counter()
+            if (now := time.perf_counter()) - max(said, since) > 60:
+                said = now
                 ranks.say(f"step {step + 1:5d}/{options.max_steps} | {i + 1} of {batches.n_micro} micro-steps")
         grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), options.grad_clip)
         stopped = torch.tensor(float(len(stops)), device=ranks.device)
@@ -315,14 +314,14 @@ def train(run, batches, flops, stops):
 
         now, lr, n_done = time.perf_counter(), run.optimizers[0].param_groups[0]["lr"], step + 1 - run.start
         seconds, began = now - since, now if n_done == 1 else began
-        speed = options.batch_tokens / seconds
-        row = {"loss": loss, "lr": lr, "grad_norm": grad_norm, "ms": seconds * 1000, "tok_s": speed}
-        row |= {"mfu": speed * flops / (peak * ranks.world)} if peak else {}
+        row = {"loss": loss, "lr": lr, "grad_norm": grad_norm, "ms": seconds * 1000,
+               "tok_s": options.batch_tokens / seconds}
+        row |= {"mfu": row["tok_s"] * flops / (peak * ranks.world)} if peak else {}
         run.log("train", step + 1, **row)
         if now - said >= min(60, (now - began) / 5) or step + 1 == options.max_steps:       # at first every step
             said, mfu = now, f" | mfu {row['mfu']:.1%}" if peak else ""
             left = (now - began) / max(1, n_done - 1) * (options.max_steps - step - 1)      # with validations, saving
-            ranks.say(f"step {step + 1:5d}/{options.max_steps} | loss {loss:.4f} | lr {lr:.2e} | tok/s {speed:,.0f}"
+            ranks.say(f"step {step + 1:5d}/{options.max_steps} | loss {loss:.4f} | lr {lr:.2e} | tok/s {row['tok_s']:,.0f}"
                       f"{mfu} | {peak_bytes(ranks.device) / 2 ** 30:.1f} GiB"
                       + (f" | about {timedelta(seconds=int(left))} left" if n_done > 1 else ""))
         if stopped:

@@ -7,10 +7,13 @@ the moment that nanodepth is imported, the source text of every module of this r
 import ast
 import hashlib
 import sys
+import zlib
 from dataclasses import fields
 from importlib.machinery import SourceFileLoader
 from importlib.util import resolve_name
 from pathlib import Path
+
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 DECIDE = "train.py", "muon.py", "nanodepth/data.py", "nanodepth/devices.py", "nanodepth/scoring.py"
@@ -90,6 +93,14 @@ def digest(source):
 def code(module):
     """{file, relative to the repository: digest() of what was imported} of files()."""
     return {file.relative_to(ROOT).as_posix(): digest(text(file)) for file in files(module)}
+
+
+def checksum(model):
+    """A short hash of the model's weights and buffers."""
+    found = 0
+    for x in model.state_dict().values():
+        found = zlib.crc32(x.cpu().reshape(-1).view(torch.uint8).numpy(), found)
+    return f"{found:08x}"
 
 
 def copy(code, folder):

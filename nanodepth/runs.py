@@ -141,14 +141,6 @@ def take_weights(model, checkpoint, what, run_dir):
                             "which has other numbers there")
 
 
-def checksum(model):
-    """A short hash of the model's weights and buffers."""
-    found = 0
-    for x in model.state_dict().values():
-        found = zlib.crc32(x.cpu().reshape(-1).view(torch.uint8).numpy(), found)
-    return f"{found:08x}"
-
-
 def own_state(optimizer, saved):
     """The saved state of an optimizer with the settings that it has now. ValueError if it trains other parameters."""
     own = optimizer.state_dict()
@@ -294,7 +286,7 @@ class Run:
             "options": {**asdict(asked), "out": str(path)}, "defaults": ran.defaults(options, model.config),
             "code": ran.code(models.module(options.model)), "began": f"{datetime.now():%Y-%m-%d %H:%M:%S}",
             "parameters": sum(p.numel() for p in model.parameters()),
-            "begins_with": checksum(model) if options.init_from else None,
+            "begins_with": ran.checksum(model) if options.init_from else None,
             "tokenizer": data.tokenizer, "n_vocab": data.vocab_size,
             "data": {**data.place(), "fingerprint": data.fingerprint, "meta": data.meta},
             "command": [sys.executable, *sys.argv], "git": git_state(), "ranks": ranks.world, "versions": versions,
@@ -372,10 +364,14 @@ class Run:
         """Writes the checkpoint of `step`. Returns None, or one line if that fails (full disk)."""
         state = {"model": self.model.state_dict(), "optimizers": [x.state_dict() for x in self.optimizers],
                  "random": self.ranks.gather(random_state()), "step": step}
-        why = f"{self.path} was moved or deleted" if self.writes and not self.is_here() else None
+        why = None
         try:
-            if self.writes and not why:
+            if self.writes and not os.path.samestat(self.path.stat(), self.place):
+                raise FileNotFoundError                                     # it was moved: this is another run's
+            if self.writes:
                 write_atomically(self.path / "ckpt.pt", lambda f: torch.save(state, f))
+        except FileNotFoundError:
+            why = f"{self.path} was moved or deleted"
         except (OSError, RuntimeError) as e:
             why = f"is the disk full? {one_line(e)}"
         why = self.ranks.share(why)                                         # so that all ranks go on alike
@@ -383,10 +379,6 @@ class Run:
         if why:
             return f"step {step}: the checkpoint could not be written ({why}); {self.newest()}"
         self.saved = step
-
-    def is_here(self):
-        """Whether the folder is where it was. If it was moved, its path may now belong to another run."""
-        return self.path.is_dir() and os.path.samestat(self.path.stat(), self.place)
 
     def keep_before_decay(self):
         """Makes before_decay/, a copy of the run folder as it is now. Returns None, or one line if that fails.
