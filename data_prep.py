@@ -84,8 +84,8 @@ class Writer:
 
 
 def finish_folder(folder, tokenizer, widths, writers, source):
-    """Writes the tokens that the {split: Writer} of a data folder still keep, token_bytes.npy and last, to complete the
-    folder, meta.json; returns its dict.
+    """Writes the tokens that the {split: Writer} of a data folder still keep and, to complete the folder, meta.json;
+    returns its dict.
     """
     shards, splits = {}, {}
     for split, writer in writers.items():
@@ -95,7 +95,6 @@ def finish_folder(folder, tokenizer, widths, writers, source):
         splits[split] = {"tokens": writer.tokens, "bytes": writer.bytes, "documents": writer.documents}
     meta = {"version": 1, "source": source, "tokenizer": tokenizer, "vocab_size": len(widths), "splits": splits,
             "shards": shards}
-    np.save(folder / "token_bytes.npy", widths)
     write_text(folder / "meta.json", json.dumps(meta, indent=1) + "\n")
     return meta
 
@@ -120,6 +119,7 @@ def fill_folder(folder, texts, tokenizer, source, val_frac, shard_tokens=SHARD_T
     """
     encoding = load_tokenizer(tokenizer)
     widths = token_bytes(encoding)
+    np.save(folder / "token_bytes.npy", widths)             # with it, Data misses meta.json until that is there
     writers = {split: Writer(folder, split, shard_tokens, widths) for split in ("train", "val")}
 
     def encoded(pair):

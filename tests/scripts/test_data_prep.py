@@ -156,6 +156,7 @@ def test_no_half_made_folder(tmp_path, number, code):
     process.send_signal(number)
     assert finish(process, code)[1] == ""
     assert not (tmp_path / "data/x").exists() and (tmp_path / "data").exists() == (code < 0)
+    assert all((left / "token_bytes.npy").exists() for left in tmp_path.glob("data/*"))    # so it is no public data
 
 
 def test_full_disk(tmp_path, refused):
