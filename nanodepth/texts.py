@@ -47,8 +47,8 @@ def files_below(folder):
         raise UserError(f"{folder}: no text in this folder: {KNOWN} are read")
     if others := sum(os.path.isfile(path) for path in paths) - len(found):
         print(f"{folder}: other kinds of files, left out: {others:,} ({KNOWN} are read)")
-    if links := sum(os.path.islink(path) and os.path.isdir(path) for path in paths):
-        print(f"{folder}: links to folders, left out: {links:,}")
+    if links := sum(os.path.islink(path) and not os.path.isfile(path) for path in paths):
+        print(f"{folder}: links to folders or to nothing, left out: {links:,}")
     return found
 
 
