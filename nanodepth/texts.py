@@ -35,20 +35,17 @@ def text_files(paths):
 
 def files_below(folder):
     """The files of KINDS in a folder and below it, without hidden ones. UserError if there are none."""
-    def stop(error):
-        raise error
-
-    paths = []
-    for place, below, names in os.walk(folder, onerror=stop):
+    paths, errors = [], []
+    for place, below, names in os.walk(folder, onerror=errors.append):
         below[:] = [name for name in below if name[0] != "."]
         paths += [os.path.join(place, name) for name in below + names if name[0] != "."]
+    if errors:
+        raise errors[0]
     found = [path for path in paths if kind_of(path) and os.path.isfile(path)]
     if not found:
         raise UserError(f"{folder}: no text in this folder: {KNOWN} are read")
-    if others := sum(os.path.isfile(path) for path in paths) - len(found):
-        print(f"{folder}: other kinds of files, left out: {others:,} ({KNOWN} are read)")
-    if links := sum(os.path.islink(path) and not os.path.isfile(path) for path in paths):
-        print(f"{folder}: links to folders or to nothing, left out: {links:,}")
+    if others := sum(os.path.isfile(path) or os.path.islink(path) for path in paths) - len(found):
+        print(f"{folder}: other kinds of files, left out: {others:,} ({KNOWN} are read, links to folders are not)")
     return found
 
 
