@@ -84,8 +84,8 @@ class Writer:
 
 
 def finish_folder(folder, tokenizer, widths, writers, source):
-    """Writes the tokens that the {split: Writer} of a data folder still keep, token_bytes.npy and last, to complete the
-    folder, meta.json; returns its dict.
+    """Writes the tokens that the {split: Writer} of a data folder still keep and, to complete the folder, meta.json;
+    returns its dict.
     """
     shards, splits = {}, {}
     for split, writer in writers.items():
@@ -95,7 +95,6 @@ def finish_folder(folder, tokenizer, widths, writers, source):
         splits[split] = {"tokens": writer.tokens, "bytes": writer.bytes, "documents": writer.documents}
     meta = {"version": 1, "source": source, "tokenizer": tokenizer, "vocab_size": len(widths), "splits": splits,
             "shards": shards}
-    np.save(folder / "token_bytes.npy", widths)
     write_text(folder / "meta.json", json.dumps(meta, indent=1) + "\n")
     return meta
 
@@ -120,6 +119,7 @@ def fill_folder(folder, texts, tokenizer, source, val_frac, shard_tokens=SHARD_T
     """
     encoding = load_tokenizer(tokenizer)
     widths = token_bytes(encoding)
+    np.save(folder / "token_bytes.npy", widths)             # with it, Data misses meta.json until that is there
     writers = {split: Writer(folder, split, shard_tokens, widths) for split in ("train", "val")}
 
     def encoded(pair):
@@ -233,7 +233,8 @@ def prepare_text(files, out, tokenizer="gpt2", n_vocab=None, val_frac=None, val_
 def download_fineweb_edu(out, shards, base_url=FINEWEB_URL):
     """Downloads train shards 1 ... `shards`, and last the val shard, without which nothing can train on the folder.
 
-    Existing shards are kept. Then makes meta.json and token_bytes.npy. UserError if a download fails.
+    Existing shards are kept. Then makes meta.json and token_bytes.npy. UserError if a download fails, or if a shard is
+    cut off, or no longer what an older meta.json says.
     """
     if not 1 <= shards <= 99:
         raise UserError(f"--shards {shards}: choose 1 to 99, which is what the dataset has")
@@ -241,15 +242,25 @@ def download_fineweb_edu(out, shards, base_url=FINEWEB_URL):
     out.mkdir(parents=True, exist_ok=True)
     if other := [p for p in out.iterdir() if split_of(p.name) and not p.name.startswith("finewebedu_")]:
         raise UserError(f"{other[0]} belongs to other data: choose another --out")
+    recorded = {}
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):     # none yet, or it is broken
+        shards_then = json.loads((out / "meta.json").read_bytes())["shards"]
+        recorded = {name: shard["sha256"] for name, shard in shards_then.items() if (out / name).exists()}
+    for name in recorded:
+        read_shard(out / name)                                              # UserError if it is cut off
+    for name, entry in index(out, recorded, recorded).items():
+        if entry["sha256"] != recorded[name]:
+            raise UserError(f"{out / name}: its content is not what meta.json says (sha256): delete it and run this "
+                            "again, to download it again")
     names = [*(f"finewebedu_train_{i:06d}.bin" for i in range(1, shards + 1)), "finewebedu_val_000000.bin"]
     for name in tqdm(names, unit=" shards", disable=None, leave=False):
         if not (out / name).exists():
             fetch_shard(f"{base_url.rstrip('/')}/{name}", out / name)
-    names = sorted(p.name for p in out.iterdir() if split_of(p.name))
-    known = index(out, names, names)
-    shards = {name: {"tokens": len(read_shard(out / name)), "sha256": known[name]["sha256"]} for name in names}
+    sizes = {p.name: len(read_shard(p)) for p in sorted(out.iterdir()) if split_of(p.name)}
+    known = index(out, sizes, sizes)
+    shards = {name: {"tokens": n, "sha256": known[name]["sha256"]} for name, n in sizes.items()}
     meta = {"version": 1, "source": base_url, "tokenizer": "gpt2", "vocab_size": 50257, "splits": {}, "shards": shards}
-    write_atomically(out / "meta.json", lambda file: file.write(json.dumps(meta, indent=1).encode()))
+    write_text(out / "meta.json", json.dumps(meta, indent=1))
     try:                                                                # so that training needs no network
         widths = token_bytes(load_tokenizer("gpt2"))
         write_atomically(out / "token_bytes.npy", lambda file: np.save(file, widths))

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import zlib
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -60,14 +60,18 @@ def write_text(path, text):
 
 @contextmanager
 def folder_atomically(out):
-    """A temporary sibling of `out`. If the block succeeds, it becomes `out`, else it is deleted."""
+    """A temporary sibling of `out`. If the block succeeds, it becomes `out`, else it and new parents are deleted."""
     temporary = out.with_name(f"{out.name[:50]}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
+    new = [path for path in temporary.parents if not path.exists()]
     try:
         temporary.mkdir(parents=True)
         yield temporary
         os.rename(temporary, out)                                           # fails if `out` is not empty
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        for path in new:
+            with suppress(OSError):                                         # it is not empty
+                path.rmdir()
 
 
 # ------------------------------------------------------------------------------------------------------------- reading

@@ -35,13 +35,17 @@ def text_files(paths):
 
 def files_below(folder):
     """The files of KINDS in a folder and below it, without hidden ones. UserError if there are none."""
-    files = [path for path in Path(folder).rglob("*") if path.is_file()]
-    files = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
-    found = [str(path) for path in files if kind_of(path.name)]
+    paths, errors = [], []
+    for place, below, names in os.walk(folder, onerror=errors.append):
+        below[:] = [name for name in below if name[0] != "."]
+        paths += [os.path.join(place, name) for name in below + names if name[0] != "."]
+    if errors:
+        raise errors[0]
+    found = [path for path in paths if kind_of(path) and os.path.isfile(path)]
     if not found:
         raise UserError(f"{folder}: no text in this folder: {KNOWN} are read")
-    if others := len(files) - len(found):
-        print(f"{folder}: other kinds of files, left out: {others:,} ({KNOWN} are read)")
+    if others := sum(os.path.isfile(path) or os.path.islink(path) for path in paths) - len(found):
+        print(f"{folder}: other kinds of files, left out: {others:,} ({KNOWN} are read, links to folders are not)")
     return found
 
 
@@ -77,13 +81,16 @@ def lines_of(disk):
     unpack, i = PACKINGS.get(Path(disk.name).suffix.lower()), 0
     try:
         for i, line in enumerate(unpack(disk) if unpack else disk, 1):
-            yield i, line.decode().removeprefix("\ufeff")
+            yield i, line.decode("utf-8-sig" if i == 1 else "utf-8")
+        if unpack and not disk.tell():
+            raise EOFError("it is empty")                                   # gzip takes it for an empty text
     except UnicodeDecodeError as e:
         raise UserError(f"{disk.name}:{i}: not UTF-8 text (byte 0x{e.object[e.start]:02x}): convert it") from None
-    except UserError:
+    except (UserError, MemoryError):
         raise
     except Exception as e:                                              # each kind of archive has its own errors
-        raise UserError(f"{disk.name}: broken or truncated archive ({one_line(e)})") from None
+        what = "broken or truncated archive" if unpack else "cannot be read"
+        raise UserError(f"{disk.name}: {what} ({one_line(e)})") from None
 
 
 def text_documents(disk, field):
@@ -106,8 +113,8 @@ def jsonl_documents(disk, field):
         if not line.strip():
             continue
         try:
-            text = (json.loads(line)[field] or "").encode("utf-8", "replace")       # half a surrogate pair becomes ?
-        except (ValueError, KeyError, TypeError, AttributeError) as e:
+            text = (json.loads(line.removeprefix("\ufeff"))[field] or "").encode("utf-8", "replace")    # half a pair: ?
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
             raise UserError(f"{disk.name}:{i}: not a JSON object with text in the field {field!r} "
                             f"({type(e).__name__}): correct the line or name the --field") from None
         yield text.decode()
@@ -128,6 +135,12 @@ def parquet_documents(disk, field):
         raise UserError(f"{disk.name}: broken or truncated ({one_line(e)})") from None
 
 
+def unxz(disk):
+    file = lzma.open(disk)
+    file._buffer.raw._trailing_error = ()                   # else it drops what follows the first stream and is broken
+    return file
+
+
 def unzst(disk):
     try:
         from compression import zstd                                        # since Python 3.14
@@ -139,7 +152,7 @@ def unzst(disk):
     return zstd.open(disk, options={zstd.DecompressionParameter.window_log_max: 31})
 
 
-PACKINGS = {".gz": gzip.open, ".xz": lzma.open, ".zst": unzst}
+PACKINGS = {".gz": gzip.open, ".xz": unxz, ".zst": unzst}
 KINDS = {kind + packing: read for packing in ("", *PACKINGS)
          for kind, read in ((".txt", text_documents), (".md", text_documents), (".jsonl", jsonl_documents))}
 KINDS[".parquet"] = parquet_documents

@@ -65,6 +65,9 @@ def test_download(tmp_path, server, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     data_prep.download_fineweb_edu("~/copy", 2, (tmp_path / "fw").as_uri())                     # from a folder
     assert Data(tmp_path / "copy").n_train == 6002
+    (tmp_path / "copy" / names[0]).write_bytes(server.files[names[1]])                          # it has changed since
+    with pytest.raises(UserError, match=f"{names[0]}: its content is not what meta.json says"):
+        data_prep.download_fineweb_edu("~/copy", 2, server.url)
 
 
 @pytest.mark.parametrize("raw, said", [

@@ -29,7 +29,7 @@ def test_documents_of_a_text_file(tmp_path):
     inside = b"a\n <|endoftext|>\n<|endoftext|>b"
     assert docs(b"<|endoftext|>\n\n<|endoftext|>\n" + inside) == [inside.decode()]
     assert docs(b"a\r\n<|endoftext|>\r\nb\r\n") == ["a", "b\r\n"]
-    assert docs("\ufeffa\x0bb\u2028c".encode()) == ["a\x0bb\u2028c"]      # an editor's byte order mark is no text
+    assert docs("\ufeffa\x0bb\u2028c\n\ufeffd".encode()) == ["a\x0bb\u2028c\n\ufeffd"]    # an editor's mark is no text
 
 
 def test_fields_of_a_jsonl_file(tmp_path, capsys):
@@ -56,8 +56,9 @@ def test_folders_and_patterns(tmp_path, monkeypatch, capsys):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(json.dumps({"text": name}) if ".jsonl" in name else name, encoding="utf-8")
     os.symlink("nowhere", "b/dangling.txt")
+    os.symlink(".git", "b/link")
     below = ["b/B.TXT", "b/a-/y.jsonl", "b/a/x.md", "b/z.txt"]
-    assert text_files(["b", "c"]) and capsys.readouterr().out.startswith("b: other kinds of files, left out: 1 (")
+    assert text_files(["b", "c"]) and capsys.readouterr().out.startswith("b: other kinds of files, left out: 3 (")
     for paths, files in ((["b"], below), (["c/*.txt", "b"], ["c/10.txt", "c/2.txt", *below]),
                          (["[1].txt"], ["[1].txt"]), (["c/[12].*"], ["c/1.md", "c/2.txt"]),
                          (["[bc]"], [*below, "c/1.md", "c/10.txt", "c/2.txt"]), (["**/?.md"], ["b/a/x.md", "c/1.md"]),
@@ -75,7 +76,8 @@ def test_archives(tmp_path, packing, compress):
     text = f"{text[:70_000]}\n\n{text[70_000:]}\nend"
     a, b = (compress(part.encode()) for part in (text[:40_000], text[40_000:]))
     assert docs_of(file, a + b) == [text]
-    for broken in (a[:1], a[:5], a[:20_000], a + b[:20_000], a + b[:-1], (a + b)[:-50] + b"#" * 50, b"plain text"):
+    for broken in (b"", a[:1], a[:5], a[:20_000], a + b[:20_000], a + b[:-1], (a + b)[:-50] + b"#" * 50, a + b"#" + b,
+                   b"plain text"):
         with pytest.raises(UserError, match=f"a.txt.{packing}: broken or truncated archive") as e:
             docs_of(file, broken)
         assert "\n" not in str(e.value)
