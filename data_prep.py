@@ -244,14 +244,7 @@ def download_fineweb_edu(out, shards, base_url=FINEWEB_URL):
         raise UserError(f"{other[0]} belongs to other data: choose another --out")
     recorded = {}
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):     # none yet, or it is broken
-        shards_then = json.loads((out / "meta.json").read_bytes())["shards"]
-        recorded = {name: shard["sha256"] for name, shard in shards_then.items() if (out / name).exists()}
-    for name in recorded:
-        read_shard(out / name)                                              # UserError if it is cut off
-    for name, entry in index(out, recorded, recorded).items():
-        if entry["sha256"] != recorded[name]:
-            raise UserError(f"{out / name}: its content is not what meta.json says (sha256): delete it and run this "
-                            "again, to download it again")
+        recorded = {name: x["sha256"] for name, x in json.loads((out / "meta.json").read_bytes())["shards"].items()}
     names = [*(f"finewebedu_train_{i:06d}.bin" for i in range(1, shards + 1)), "finewebedu_val_000000.bin"]
     for name in tqdm(names, unit=" shards", disable=None, leave=False):
         if not (out / name).exists():
@@ -259,6 +252,9 @@ def download_fineweb_edu(out, shards, base_url=FINEWEB_URL):
     sizes = {p.name: len(read_shard(p)) for p in sorted(out.iterdir()) if split_of(p.name)}
     known = index(out, sizes, sizes)
     shards = {name: {"tokens": n, "sha256": known[name]["sha256"]} for name, n in sizes.items()}
+    if changed := [name for name, shard in shards.items() if shard["sha256"] != recorded.get(name, shard["sha256"])]:
+        raise UserError(f"{out / changed[0]}: its content is not what meta.json says (sha256): delete it and run this "
+                        "again, to download it again")
     meta = {"version": 1, "source": base_url, "tokenizer": "gpt2", "vocab_size": 50257, "splits": {}, "shards": shards}
     write_text(out / "meta.json", json.dumps(meta, indent=1))
     try:                                                                # so that training needs no network

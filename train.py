@@ -321,8 +321,8 @@ def train(run, batches, flops, stops):
         if now - said >= min(60, (now - began) / 5) or step + 1 == options.max_steps:       # at first every step
             said, mfu = now, f" | mfu {row['mfu']:.1%}" if peak else ""
             left = (now - began) / max(1, n_done - 1) * (options.max_steps - step - 1)      # with validations, saving
-            ranks.say(f"step {step + 1:5d}/{options.max_steps} | loss {loss:.4f} | lr {lr:.2e} | tok/s {row['tok_s']:,.0f}"
-                      f"{mfu} | {peak_bytes(ranks.device) / 2 ** 30:.1f} GiB"
+            ranks.say(f"step {step + 1:5d}/{options.max_steps} | loss {loss:.4f} | lr {lr:.2e} "
+                      f"| tok/s {row['tok_s']:,.0f}{mfu} | {peak_bytes(ranks.device) / 2 ** 30:.1f} GiB"
                       + (f" | about {timedelta(seconds=int(left))} left" if n_done > 1 else ""))
         if stopped:
             return stop(step + 1)

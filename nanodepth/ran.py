@@ -6,6 +6,7 @@ the moment that nanodepth is imported, the source text of every module of this r
 """
 import ast
 import hashlib
+import subprocess
 import sys
 import zlib
 from dataclasses import fields
@@ -93,6 +94,17 @@ def digest(source):
 def code(module):
     """{file, relative to the repository: digest() of what was imported} of files()."""
     return {file.relative_to(ROOT).as_posix(): digest(text(file)) for file in files(module)}
+
+
+def git_state():
+    """{"commit", "dirty"} of the repository that this file is in; None without git."""
+    def git(*words):
+        done = subprocess.run(("git", *words), cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def checksum(model):

@@ -12,10 +12,9 @@ import os
 import platform
 import secrets
 import shutil
-import subprocess
 import sys
 import zlib
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -60,18 +59,14 @@ def write_text(path, text):
 
 @contextmanager
 def folder_atomically(out):
-    """A temporary sibling of `out`. If the block succeeds, it becomes `out`, else it and new parents are deleted."""
+    """A temporary sibling of `out`. If the block succeeds, it becomes `out`, else it is deleted."""
     temporary = out.with_name(f"{out.name[:50]}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
-    new = [path for path in temporary.parents if not path.exists()]
     try:
         temporary.mkdir(parents=True)
         yield temporary
         os.rename(temporary, out)                                           # fails if `out` is not empty
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        for path in new:
-            with suppress(OSError):                                         # it is not empty
-                path.rmdir()
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -252,17 +247,6 @@ def lock(path):
     return handle
 
 
-def git_state():
-    """{"commit", "dirty"} of the repository that this file is in; None without git."""
-    def git(*words):
-        done = subprocess.run(("git", *words), cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-    try:
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
 class Run:
     """A run in training, and its folder. Every rank has a Run, but only the first rank locks the folder and writes.
 
@@ -293,7 +277,7 @@ class Run:
             "begins_with": ran.checksum(model) if options.init_from else None,
             "tokenizer": data.tokenizer, "n_vocab": data.vocab_size,
             "data": {**data.place(), "fingerprint": data.fingerprint, "meta": data.meta},
-            "command": [sys.executable, *sys.argv], "git": git_state(), "ranks": ranks.world, "versions": versions,
+            "command": [sys.executable, *sys.argv], "git": ran.git_state(), "ranks": ranks.world, "versions": versions,
             "gpu": torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else None,
             "cpu": processor(), "id": os.urandom(4).hex()}
         run = cls(path, config, options, model, optimizers, ranks)

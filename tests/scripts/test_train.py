@@ -284,6 +284,9 @@ def test_a_line_at_least_every_minute(data, tmp_path, monkeypatch, capsys):
     gaps = [b - a for a, b in zip(steps, steps[1:])]
     assert steps[:4] == [1, 2, 3, 4] and steps[-1] == 600 and max(gaps) == 20 and sorted(gaps[:-1]) == gaps[:-1]
     assert re.search(r" GiB \| about 0:\d\d:\d\d left$", lines[5]) and len(rows(tmp_path / "a")) == 600
+    words |= {"max_steps": 1, "warmup_steps": 1, "batch_tokens": 150 * words["seq_len"], "micro_batch": 1}
+    assert inside(*flags(**words, data=data, out=tmp_path / "b")) == 0
+    assert re.findall(r"step     1/1 \| (\d+) of 150 micro-steps", capsys.readouterr().out) == ["61", "122"]
 
 
 def test_what_a_cluster_does(data, tmp_path, monkeypatch, capsys):

@@ -13,7 +13,7 @@ import models
 import muon
 import settings
 import train
-from nanodepth import devices, runs, scoring
+from nanodepth import devices, ran, runs, scoring
 from nanodepth.data import Batches, Data
 from nanodepth.devices import flops_per_token
 from small import SMALL, flags, inside, rows
@@ -139,10 +139,10 @@ def test_the_commit_of_a_run(tmp_path, monkeypatch):
     def git(*words):
         return subprocess.run(("git", "-c", "user.name=a", "-c", "user.email=a", *words), cwd=tmp_path, check=True,
                               capture_output=True, text=True).stdout.strip()
-    monkeypatch.setattr(runs, "__file__", str(tmp_path / "runs.py"))
-    assert runs.git_state() is None
+    monkeypatch.setattr(ran, "__file__", str(tmp_path / "ran.py"))
+    assert ran.git_state() is None
     (tmp_path / "a").write_text("1")
     git("init"), git("add", "a"), git("commit", "-m", "x")
     for name, dirty in (("new", False), ("a", True)):
         (tmp_path / name).write_text("2")
-        assert runs.git_state() == {"commit": git("rev-parse", "HEAD"), "dirty": dirty}
+        assert ran.git_state() == {"commit": git("rev-parse", "HEAD"), "dirty": dirty}
