@@ -78,12 +78,11 @@ def best_scales(runs):
     """
     best = {}
     for name in dict.fromkeys(run["system"] for run in runs):
-        own = [run for run in runs if run["system"] == name and math.isfinite(run["loss"])]
+        own = [run for run in runs if run["system"] == name]                # also those that diverged: tried, not best
         tried = Counter((run["steps"], run["seed"]) for run in own)
-        if tried:
-            where = max(tried, key=lambda at: (tried[at], at[0], -at[1]))
-            best[name] = min((run for run in own if (run["steps"], run["seed"]) == where),
-                             key=lambda run: run["loss" if (run["share"] or 0) > 0.5 else "others"])["scale"]
+        where = max(tried, key=lambda at: (tried[at], at[0], -at[1]))
+        best[name] = min((run for run in own if (run["steps"], run["seed"]) == where), key=lambda run: (
+            not math.isfinite(run["loss"]), run["loss" if (run["share"] or 0) > 0.5 else "others"]))["scale"]
     return best
 
 

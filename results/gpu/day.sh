@@ -19,16 +19,16 @@ fi
 mkdir -p "$out" "$runs"
 export out runs jobs small PYTHONUNBUFFERED=1 LARGE=${LARGE:-prose} SMALL=${SMALL:-wiki} TEXTS=${TEXTS:-../shared/data}
 export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$PWD/runs/inductor} TORCHINDUCTOR_COMPILE_THREADS=2
+trap 'kill $!; wait $!; limit=0' TERM INT HUP       # what this call runs stops with it
 
 piece() {       # NAME COMMAND...: runs it unless it is done, for the time that is left
-    local name=$1 left=$((limit - SECONDS)) began=$SECONDS code
-    shift
+    local name=$1 left=$((limit - SECONDS)) began=$SECONDS code; shift
     [[ $name =~ $only && ! -e $out/$name.ok && ! -e $out/$name.failed ]] || return
     [ $left -ge 20 ] || { echo "no time left before $name: call again"; exit 0; }
-    timeout -k 15 $left bash -c 'trap "sleep 60" TERM; "$@"' . "$@" > "$out/$name.txt" 2>&1     # then all is killed
-    code=$?
-    case $code in 0) touch "$out/$name.ok" ;; 124 | 137) ;; *) touch "$out/$name.failed" ;; esac   # 124, 137: stopped,
-    [ $code -lt 124 ] || find "$TORCHINDUCTOR_CACHE_DIR" -name '*.so' -mmin -2 -delete             # maybe while linking
+    timeout -k 15 $left bash -c 'trap "sleep 60" TERM; "$@"' . "$@" > "$out/$name.txt" 2>&1 &   # then all is killed
+    wait $!; code=$?
+    case $code in 0) touch "$out/$name.ok" ;; 12[49] | 13[07] | 143) ;; *) touch "$out/$name.failed" ;; esac
+    [ $code -lt 124 ] || find "$TORCHINDUCTOR_CACHE_DIR" -name '*.so' -mmin -2 -delete    # stopped, maybe while linking
     echo "== $name: exit $code after $((SECONDS - began)) s
 $(tail -n "${show:-3}" "$out/$name.txt" | cut -c 1-300)"
 }
@@ -54,8 +54,7 @@ shared() {      # COMMAND...: by several processes that share the GPU through NV
     mkdir -p "$mps"
     export CUDA_MPS_PIPE_DIRECTORY=$(realpath "$mps") CUDA_MPS_LOG_DIRECTORY=$(realpath "$mps")
     nvidia-cuda-mps-control -d || pgrep nvidia-cuda-mps > /dev/null || unset CUDA_MPS_PIPE_DIRECTORY
-    "$@"
-    code=$?
+    "$@"; code=$?
     [ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" ] || echo quit | nvidia-cuda-mps-control
     return $code
 }
@@ -74,8 +73,9 @@ study() {       # NAME OPTIONS...: results/study/study.py with this name's resul
         --ignore code torch "$@" $small             # stages are of many days: report.py overlooks these two as well
 }
 
-large() {       # the 30M study at the rates that were best for gpt
-    study study-30m --preset study-30m --data "$LARGE" --dtype auto --factors $(cat "$runs/rates/factors") "$@"
+large() {       # the 30M study at the rates that were best for gpt; while there are none 124, as if stopped
+    local factors; factors=$(cat "$runs/rates/factors") || return 124
+    study study-30m --preset study-30m --data "$LARGE" --dtype auto --micro_batch 16 --factors $factors "$@"
 }
 
 first() {       # MODEL: five steps compiled on this device, and eager in fp32 on the CPU: the same losses?

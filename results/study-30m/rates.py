@@ -19,7 +19,7 @@ FACTORS = {  # system: (factors of muon_lr, adamw_lr and mix_lr in study.py's li
     "gpt": [(muon, adamw, 1) for muon in (1, 2) for adamw in (2, 1, 0.5, 0.25)] + [(4, 1, 1), (4, 0.5, 1)],
     "muddformer": [(1, 0.5, mix) for mix in (1, 0.5, 0.25)]}
 FLAGS = ("--preset study-30m --dtype auto --scales 1 --seeds 1 --steps 150 --warmup_steps 40 --save_every 1000 "
-         "--jobs 13 --systems")
+         "--jobs 13 --micro_batch 8 --systems")                         # 32 would take 13 x 9 GiB
 
 
 def main(argv):
@@ -33,13 +33,13 @@ def main(argv):
     runs = table(folder / "runs.csv")
     for system in FACTORS:
         found = [(run["loss"], tries[run["system"]][1]) for run in runs if tries[run["system"]][0] == system]
-        least = min((loss for loss, _ in found), default=math.inf)
-        if least == math.inf:
+        if (least := min((loss for loss, _ in found), default=math.inf)) == math.inf:
             raise UserError(f"no try of {system} has ended: see {folder}", code or 1)
-        best[system] = min((each for loss, each in found if loss < least + 0.01), key=math.prod)
+        best[system] = min((math.prod(each), loss, each) for loss, each in found if loss < least + 0.01)[2]
     factors = (*best["gpt"][:2], best["muddformer"][2])
     (folder / "factors").write_text(" ".join(map(str, factors)))
     print("factors", *factors)
+    return code                                             # of tries that have failed
 
 
 if __name__ == "__main__":

@@ -243,7 +243,7 @@ def main(argv):
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        parser.error(f"another study.py, or a run that one has left behind, works in {args.out}: wait for it")
+        raise UserError(f"another study.py, or a run that it has left behind, works in {args.out}: wait for it", 124)
     known = {run["run"]: run["config"] for run in read(args.results)}
     for system in args.systems:                                     # a mistake in one ends the study now
         train.parse(recipe(system, 1, args))

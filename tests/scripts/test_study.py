@@ -91,6 +91,10 @@ def test_the_queue(data, tmp_path, monkeypatch, capsys):
     for share, best in ((None, 0.5), (0.14, 0.5), (0.52, 1)):               # on which targets is a scale the best?
         assert compare.best_scales([{"system": "a", "scale": scale, "steps": 1, "seed": 0, "share": share,
                                      "loss": 4 - scale, "others": 4 + scale} for scale in (1, 0.5)]) == {"a": best}
+    assert compare.best_scales([                                            # one that diverges later is not the best
+        {"system": "a", "scale": scale, "steps": steps, "seed": 0, "share": share, "loss": loss, "others": others}
+        for scale, steps, loss, others, share in ((1, 500, 5, 5, 0.1), (0.5, 500, 6, 6, 0.1), (0.5, 900, 5, 5, 0.1),
+                                                  (1, 900, math.inf, None, None))]) == {"a": 0.5}
     with open(out / "study.lock") as lock, pytest.raises(UserError, match="another study.py"):
         fcntl.flock(lock, fcntl.LOCK_EX)
         queue(["gpt"], [500], 1)
