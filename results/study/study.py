@@ -243,7 +243,8 @@ def main(argv):
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UserError(f"another study.py, or a run that it has left behind, works in {args.out}: wait for it", 124)
+        print(f"waiting for another study.py, or a run that it has left behind, in {args.out}", flush=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
     known = {run["run"]: run["config"] for run in read(args.results)}
     for system in args.systems:                                     # a mistake in one ends the study now
         train.parse(recipe(system, 1, args))
