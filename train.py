@@ -326,9 +326,8 @@ def train(run, batches, flops, stops):
                       + (f" | about {timedelta(seconds=int(left))} left" if n_done > 1 else ""))
         if stopped:
             return stop(step + 1)
-    if run.save_failed:
-        return 1, None
-    return 0, f"done: {shell('sample.py', run.path)}; {shell('eval.py', run.path)}"
+    return (1, None) if run.save_failed else (
+        0, f"done: {shell('sample.py', run.path)}; {shell('eval.py', run.path)}")
 
 
 if __name__ == "__main__":

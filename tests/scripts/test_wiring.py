@@ -1,7 +1,6 @@
 """What the options of a run reach: optimizers, batches, weights, precision, scores. Parts have their own tests."""
 import json
 import math
-import subprocess
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +12,7 @@ import models
 import muon
 import settings
 import train
-from nanodepth import devices, ran, runs, scoring
+from nanodepth import devices, runs, scoring
 from nanodepth.data import Batches, Data
 from nanodepth.devices import flops_per_token
 from small import SMALL, flags, inside, rows
@@ -133,16 +132,3 @@ def test_the_log_is_cut_off_at_the_checkpoint(tmp_path):
     log, found = tmp_path / "log.jsonl", [{"kind": "train", "step": step} for step in (1, 2, 3)]
     log.write_text("".join(json.dumps(row) + "\n" for row in found) + '[1]\n{"kind": "tra')
     assert runs.log_rows(log, 2) == found[:2] and runs.log_rows(tmp_path / "none", 2) == []
-
-
-def test_the_commit_of_a_run(tmp_path, monkeypatch):
-    def git(*words):
-        return subprocess.run(("git", "-c", "user.name=a", "-c", "user.email=a", *words), cwd=tmp_path, check=True,
-                              capture_output=True, text=True).stdout.strip()
-    monkeypatch.setattr(ran, "__file__", str(tmp_path / "ran.py"))
-    assert ran.git_state() is None
-    (tmp_path / "a").write_text("1")
-    git("init"), git("add", "a"), git("commit", "-m", "x")
-    for name, dirty in (("new", False), ("a", True)):
-        (tmp_path / name).write_text("2")
-        assert ran.git_state() == {"commit": git("rev-parse", "HEAD"), "dirty": dirty}
