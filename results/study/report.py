@@ -37,7 +37,7 @@ NAMES = {**BASELINES, "resformer-half": "resformer (half lr)"}
 LEFT_OUT = "resformer", "depth_attention"               # at rates too high for it; no gain
 PLACES = {  # of a name: right of its point, unless it would lie on another
     "gpt-wide": (6, 3, "left"), "gpt-wide-stream": (-6, 0, "right"), "gpt-gated": (-6, 0, "right"),
-    "nuresformer": (-6, -1, "right"), "exoformer": (-6, -3, "right"), "exoformer_dynamic": (-12, -10, "left"),
+    "nuresformer": (-6, -1, "right"), "exoformer": (-6, -3, "right"), "exoformer_dynamic": (6, 2, "left"),
     "satformer": (-6, 4, "right"), "denseformer": (-6, -1, "right"), "resformer-half": (10, -10, "center"),
     "attnres": (6, 4, "left"), "mhc": (6, 2, "left"), "mhc_lite": (-6, -3, "right")}
 
