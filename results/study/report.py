@@ -98,15 +98,15 @@ def verdict(losses, a, b):
     return gap(losses, a, b) + said
 
 
-def shapes_table(losses):
-    """Each idea's lead in gpt's shape, over gpt; in gpt-wide-stream's, over that; and the second minus the first."""
-    rows = []
+def shapes_table(losses, shape, gpt):
+    """Each idea's lead over gpt; in another shape, over `gpt`, which has that shape; and the second minus the first."""
+    rows, there = [], "{} layers of {}".format(*shape.split("x"))
     for name in MAIN:
-        own, wide = ("gpt-gated", "gpt-gated-8x160") if name == "exoformer" else ("gpt", "gpt-wide-stream")
-        if (other := f"{name}-8x160") in losses:
+        own, wide = ("gpt-gated", f"gpt-gated-{shape}") if name == "exoformer" else ("gpt", gpt)
+        if (other := f"{name}-{shape}") in losses and other != wide:
             pairs = (name, own), (other, wide), ((other, own), (wide, name))
             rows.append([f"`{name}`", own, *(gap(losses, *pair) for pair in pairs), str(len(losses[other]))])
-    return markdown(["idea", "minus", "12 layers of 128", "8 layers of 160", "change", "seeds at 8 x 160"], rows)
+    return markdown(["idea", "minus", "12 layers of 128", there, "change", "seeds there"], rows)
 
 
 def sums_table(losses):
@@ -198,8 +198,9 @@ def front(text, at, speed):
 def pages(runs, speed):
     """{page: its text with the tables as the runs have them}."""
     at, short = ends(runs), final(compare.ends(runs)[1000], "others")
-    tables = {"leads": leads_table(at, speed), "claims": claims_table(at), "shapes": shapes_table(short),
-              "sums": sums_table(short)}
+    tables = {"leads": leads_table(at, speed), "claims": claims_table(at), "sums": sums_table(short),
+              "shapes": shapes_table(short, "8x160", "gpt-wide-stream"),
+              "sizes": shapes_table(short, "12x256", "gpt-12x256")}
     texts = {README: front(README.read_text(), at, speed)}
     for page in (HERE / "README.md", HERE / "claims.md"):
         texts[page] = re.sub(r"(<!-- (\w+) -->\n).*?(\n<!-- end -->)", lambda m: m[1] + tables[m[2]] + m[3],
