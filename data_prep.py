@@ -47,7 +47,7 @@ def write_shard(path, tokens) -> str:
 
 
 class Writer:
-    """Collects the tokens of one split and writes them as shards. Keeps up to two in memory until finish_folder().
+    """Collects the tokens of one split and writes them as shards. Keeps up to two in memory until the end.
 
     widths: bytes of each token, from tokenizers.token_bytes().
     """
@@ -81,22 +81,6 @@ class Writer:
         name = f"{self.split}_{len(self.shards):06d}.bin"
         self.shards[name] = {"tokens": n, "sha256": write_shard(self.folder / name, self.buffer[:n])}
         self.buffer[:self.fill - n], self.fill = self.buffer[n:self.fill].copy(), self.fill - n
-
-
-def finish_folder(folder, tokenizer, widths, writers, source):
-    """Writes the tokens that the {split: Writer} of a data folder still keep and, to complete the folder, meta.json;
-    returns its dict.
-    """
-    shards, splits = {}, {}
-    for split, writer in writers.items():
-        while writer.fill:
-            writer.flush()
-        shards |= writer.shards
-        splits[split] = {"tokens": writer.tokens, "bytes": writer.bytes, "documents": writer.documents}
-    meta = {"version": 1, "source": source, "tokenizer": tokenizer, "vocab_size": len(widths), "splits": splits,
-            "shards": shards}
-    write_text(folder / "meta.json", json.dumps(meta, indent=1) + "\n")
-    return meta
 
 
 def new_folder(out):
@@ -137,14 +121,21 @@ def fill_folder(folder, texts, tokenizer, source, val_frac, shard_tokens=SHARD_T
         val.add(np.concatenate(([encoding.eot_token], train.take_back(n))))
         print(f"validation: no document was chosen, so it is the last {n:,} tokens of the text, even if they repeat "
               "earlier text")
-    for split, writer in writers.items():
-        if writer.tokens < 2:
-            raise UserError(f"no text for the {split} split in {source}: give more text, or files to --val")
     if tokenizer not in ("gpt2", "byte"):
         if not (folder / "tokenizer.tiktoken").exists():
             shutil.copyfile(os.path.expanduser(tokenizer), folder / "tokenizer.tiktoken")
         tokenizer = "tokenizer.tiktoken"
-    return finish_folder(folder, tokenizer, widths, writers, source)
+    meta = {"version": 1, "source": source, "tokenizer": tokenizer, "vocab_size": len(widths), "splits": {},
+            "shards": {}}
+    for split, writer in writers.items():
+        if writer.tokens < 2:
+            raise UserError(f"no text for the {split} split in {source}: give more text, or files to --val")
+        while writer.fill:
+            writer.flush()
+        meta["shards"] |= writer.shards
+        meta["splits"][split] = {"tokens": writer.tokens, "bytes": writer.bytes, "documents": writer.documents}
+    write_text(folder / "meta.json", json.dumps(meta, indent=1) + "\n")        # completes the folder
+    return meta
 
 
 # ---------------------------------------------------------------------------------------------------- the kinds of data

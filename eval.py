@@ -29,8 +29,7 @@ def parse(argv):
                                         f"{', '.join(GROUPS)}, tasks of lm_eval")
     parser.add_argument("--num_fewshot", type=int,
                         help="examples before each question, unless the task fixes 0; none: the paper's or the task's")
-    parser.add_argument("--task_dir", metavar="DIR",
-                        help="take tasks only from the lm_eval task files in this folder")
+    parser.add_argument("--task_dir", metavar="DIR", help="take tasks only from the lm_eval task files in this folder")
     parser.add_argument("--limit", type=int, help="only the first LIMIT items of each lm_eval task, for a quick try")
     parser.add_argument("--seq_len", type=int,
                         help="longest input in tokens; none: as in training, for tasks max_len (recall: at most 2048)")

@@ -69,7 +69,8 @@ def main(argv):
     args = parse(argv)
     device = find_device(args.device)
     model, tokenizer, config = nanodepth.load(args.run, device)
-    models.cache_class(config["model"])                                     # an error for a model that only trains
+    if not hasattr(model, "generate"):
+        raise UserError(f"{models.path(config['model'])} has no Model.generate to sample text with: see gpt.py")
     if not all(p.isfinite().all() for p in model.parameters()):
         raise UserError(f"{args.run}: its weights are not finite")
     dtype, max_len = config["options"]["dtype"], model.config.max_len

@@ -154,15 +154,6 @@ def check_gradients(name, model):
         raise UserError(f"{path(name)}: {unused[0]} takes no part in the loss: use it in forward, or delete it")
 
 
-def cache_class(name):
-    """The Cache of a model file. UserError without it or Model.generate: such a model trains, but cannot sample."""
-    found = module(name)
-    for owner, part in ((found, "Cache"), (found.Model, "generate")):
-        if not hasattr(owner, part):
-            raise UserError(f"{path(name)} has no {part} to sample text with: see Cache and Model.generate in gpt.py")
-    return found.Cache
-
-
 def check_types(cls, values):
     """UserError for the first of `values` whose type is not that of its field in the dataclass `cls`."""
     types = typing.get_type_hints(cls)                                      # f.type may be a string

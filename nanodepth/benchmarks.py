@@ -116,7 +116,8 @@ class HarnessLM(TemplateLM):
 
         A long prompt keeps at least half of the window. UserError for a task that asks for another way of decoding.
         """
-        models.cache_class(self.name)                                       # an error for a model that only trains
+        if not hasattr(self.model, "generate"):
+            raise UserError(f"{models.path(self.name)} has no Model.generate to answer with: see gpt.py")
         contexts = [self.tok_encode(request.args[0]) for request in requests]
         options = [normalize_gen_kwargs(request.args[1]) for request in requests]
         for each in options:

@@ -16,7 +16,6 @@ from pathlib import Path
 import models
 from models import UserError, user_errors  # noqa: F401
 
-ROOT = Path(__file__).resolve().parent.parent                   # the repository
 ELSEWHERE = {  # what nanoGPT, nanochat and transformers call our flags
     "muon_lr --adamw_lr": "lr learning_rate", "d_model": "n_embd hidden_size", "d_model --n_head": "head_dim",
     "n_layer": "num_hidden_layers depth", "n_head": "num_attention_heads", "n_kv_head": "num_key_value_heads",

@@ -222,7 +222,7 @@ def summarise(groups, baseline):
             "loss": loss, "loss_sd": deviation([row["loss"] for run in some for row in run["val"]
                                                 if row["tokens"] == tokens]),
             "difference": gap, "difference_95": half, "tok_s": mean(speeds), "tok_s_sd": deviation(speeds),
-            "mode": ", ".join(sorted({compiled(run["config"]) for run in some if "config" in run})),
+            "mode": ", ".join(sorted({compiled(run["config"]) for run in some})),
             "peak_bytes": mean(peaks) if min(peaks) else None, "curve": points}
     return rows
 
@@ -239,7 +239,7 @@ def table(rows, baseline):
         gap = name != baseline and r["difference"] is not None
         cells = [f"`{name}`", str(len(r["seeds"])), f"{r['tokens']:,}", cell(r["loss"], r["loss_sd"], ".4f"),
                  cell(r["difference"], r["difference_95"], "+.4f") if gap else "-",
-                 f"{cell(r['tok_s'], r['tok_s_sd'], ',.0f')} {r['mode']}".rstrip(),
+                 f"{cell(r['tok_s'], r['tok_s_sd'], ',.0f')} {r['mode']}",
                  "-" if r["peak_bytes"] is None else f"{r['peak_bytes'] / 2 ** 30:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

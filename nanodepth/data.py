@@ -23,7 +23,6 @@ from nanodepth.cli import UserError
 
 HEADER = 256                            # int32 numbers before the tokens: [0] magic, [1] version, [2] tokens, zeros
 MAGIC, VERSION = 20240520, 1
-MAX_VOCAB = 2**16                       # tokens are uint16
 
 
 def read_shard(path) -> np.memmap:

@@ -121,12 +121,12 @@ def induction(weights, idx):
     return (weights * behind[:, None]).sum(-1).mean((0, 2)), behind.any(-1).double().mean()
 
 
-def core_features(second, first, share=0.99):
-    """How many principal components hold `share` of the variance, from E[x x^T] (C, C) and E[x] (C,)."""
+def core_features(second, first):
+    """How many principal components hold 99% of the variance, from E[x x^T] (C, C) and E[x] (C,)."""
     values = torch.linalg.eigvalsh(second.double() - torch.outer(first.double(), first.double())).clamp(min=0).flip(0)
     if values.sum() <= 1e-12 * second.double().trace():
         return 0
-    return int((values.cumsum(0) < share * values.sum()).sum()) + 1
+    return int((values.cumsum(0) < 0.99 * values.sum()).sum()) + 1
 
 
 def token_similarity(x):

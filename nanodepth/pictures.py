@@ -24,7 +24,7 @@ NAMES = {"q": "queries", "k": "keys", "v": "values", "g": "gates"}
 STREAMS = {"q": ":", "k": "-.", "v": "--"}                                          # their lines; all others are solid
 
 
-def figure(rows, columns, size, **options):
+def figure(rows, columns, size):
     """A figure of size (width, height) inches, which a notebook displays, and its axes as a list of rows."""
     from matplotlib.figure import Figure
     fig = Figure(figsize=size, layout="constrained")
@@ -34,7 +34,7 @@ def figure(rows, columns, size, **options):
         fig.savefig(file, dpi=80)
         return file.getvalue()
     fig._repr_png_ = png                                                    # IPython calls it
-    return fig, fig.subplots(rows, columns, squeeze=False, **options)
+    return fig, fig.subplots(rows, columns, squeeze=False)
 
 
 def styles():

@@ -15,8 +15,7 @@ MUDD = dict(PLAIN, vocab_size=50432, qk_norm=False, seq_len=2048, max_len=2048)
 PRESETS = {
     "tiny": dict(
         n_layer=8, d_model=128, n_head=4, max_len=1024, data="stdlib", seq_len=256, batch_tokens=2048, max_steps=400,
-        warmup_steps=20, muon_lr=0.007, adamw_lr=0.004, eval_every=50, eval_tokens=32768,
-        final_eval_tokens=131072),
+        warmup_steps=20, muon_lr=0.007, adamw_lr=0.004, eval_every=50, eval_tokens=32768, final_eval_tokens=131072),
     "study": dict(                                                  # the setting of results/study-cpu, at gpt's rates
         n_layer=12, d_model=128, n_head=4, max_len=256, data="stdlib", seq_len=256, batch_tokens=4096, max_steps=1000,
         warmup_steps=30, muon_lr=0.007, adamw_lr=0.024, mix_lr=0.002, eval_every=250, eval_tokens=131072,

@@ -9,7 +9,6 @@ import hashlib
 import subprocess
 import sys
 import zlib
-from dataclasses import fields
 from importlib.machinery import SourceFileLoader
 from importlib.util import resolve_name
 from pathlib import Path
@@ -20,7 +19,6 @@ ROOT = Path(__file__).resolve().parent.parent
 DECIDE = "train.py", "muon.py", "nanodepth/data.py", "nanodepth/devices.py", "nanodepth/scoring.py"
 FREE = {"seed", "preset", "data", "out", "resume", "device", "threads", "compile", "deterministic", "micro_batch",
         "eval_every", "eval_tokens", "final_eval_tokens", "save_every", "wandb"}        # options that change no loss
-GONE = {"sample_every", "tensorboard"}                  # neither did these of older runs
 texts = {}                                              # {file: its source text when it was imported, in bytes}
 
 
@@ -128,21 +126,17 @@ def copy(code, folder):
 def what(config):
     """{name: value} of all that decides a run's losses but its seed, from its config.json."""
     return {"model": config["model"], **config["model_config"],
-            **{name: x for name, x in config["options"].items() if name not in FREE | GONE},
+            **{name: x for name, x in config["options"].items() if name not in FREE},
             "data": config["data"]["fingerprint"], "begins_with": config.get("begins_with"),
             "torch": config["versions"]["torch"], **config.get("code", {})}
 
 
 def part(config):
-    """The part of a config.json that what() and differences() look at."""
-    names = "model", "model_config", "options", "defaults", "code", "versions", "begins_with"
+    """The part of a config.json that what() and differences() look at: without paths, in a study's log."""
+    names = "model", "model_config", "defaults", "code", "versions", "begins_with"
     return {**{name: config[name] for name in names if name in config},
+            "options": {name: x for name, x in config["options"].items() if name not in FREE},
             "data": {"fingerprint": config["data"]["fingerprint"]}}
-
-
-def defaults(*parts):
-    """{field: default} of dataclasses, for a config.json: what a run has that was made before the field."""
-    return {f.name: f.default for part in parts for f in fields(part)}
 
 
 def differences(a, b, ignore=()):

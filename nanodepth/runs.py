@@ -73,7 +73,7 @@ def folder_atomically(out):
 
 
 def read_config(run_dir):
-    """The config.json of a run folder that has a checkpoint. UserError if one of the two is missing, or broken."""
+    """The config.json of a run folder with a checkpoint. UserError if missing, broken, or of an older model file."""
     path = Path(run_dir) / "ckpt.pt"
     if not os.path.isfile(path):
         raise UserError(f"{path} does not exist: {run_dir} is neither a run that has saved a checkpoint nor a folder "
@@ -82,9 +82,13 @@ def read_config(run_dir):
         config = json.loads(path.with_name("config.json").read_bytes())
         if lacks := {"model", "model_config", "options", "data", "tokenizer"} - config.keys():
             raise KeyError(min(lacks))
-        return config
     except (ValueError, KeyError, AttributeError) as e:
         raise UserError(f"{run_dir}/config.json is not that of a run ({type(e).__name__}: {one_line(e)})") from None
+    name = config["model"]
+    if gone := set(config["model_config"]) - {f.name for f in fields(models.module(name).Config)}:
+        raise UserError(f"{run_dir} was trained with an older {models.path(name)}, which had "
+                        f"{', '.join(sorted(gone))}: that file is in {run_dir}/source")
+    return config
 
 
 def read_checkpoint(run_dir):
@@ -102,7 +106,6 @@ def load(run_dir, device="cpu"):
     """(model in eval mode, config with the step) of a run folder. UserError if its checkpoint is missing or broken."""
     checkpoint = read_checkpoint(run_dir)
     config, step = checkpoint["config"], checkpoint["step"]
-    check_options(run_dir, config)
     model, now = models.build(config["model"], **config["model_config"]), models.module(config["model"])
     take_weights(model, checkpoint, f"{models.path(config['model'])} as it is today (see {run_dir}/source)", run_dir)
     for file in changed(config, ran.code(now)):
@@ -111,14 +114,6 @@ def load(run_dir, device="cpu"):
     if step < config["options"].get("max_steps", step):                     # still in training, or interrupted
         print(f"{run_dir} is at step {step} of {config['options']['max_steps']}", file=sys.stderr)
     return model.to(device).eval(), config | {"step": step}
-
-
-def check_options(run_dir, config):
-    """UserError if the model's file no longer has an option that the run was trained with."""
-    name = config["model"]
-    if gone := set(config["model_config"]) - {f.name for f in fields(models.module(name).Config)}:
-        raise UserError(f"{run_dir} was trained with an older {models.path(name)}, which had "
-                        f"{', '.join(sorted(gone))}: that file is in {run_dir}/source")
 
 
 def changed(config, code):
@@ -180,7 +175,6 @@ def earlier(asked):
     if not (source := asked.resume or asked.init_from):
         return {}
     config = read_config(source)
-    check_options(source, config)
     if asked.resume and "converted" in config:
         raise UserError(f"{source} has converted weights and no optimizers: start a new run with --init_from {source}")
     return config
@@ -271,7 +265,8 @@ class Run:
         versions = {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
         config = {
             "model": options.model, "model_config": asdict(model.config),
-            "options": {**asdict(asked), "out": str(path)}, "defaults": ran.defaults(options, model.config),
+            "options": {**asdict(asked), "out": str(path)},
+            "defaults": {f.name: f.default for part in (options, model.config) for f in fields(part)},
             "code": ran.code(models.module(options.model)), "began": f"{datetime.now():%Y-%m-%d %H:%M:%S}",
             "parameters": sum(p.numel() for p in model.parameters()),
             "begins_with": ran.checksum(model) if options.init_from else None,
@@ -343,8 +338,7 @@ class Run:
     def log(self, kind, step, **row):
         """Adds a row to the log: kind, step, tokens so far, and the given numbers."""
         if self.writes:
-            self.file.write(to_json({"kind": kind, "step": step, "tokens": step * self.options.batch_tokens,
-                                     **row}))
+            self.file.write(to_json({"kind": kind, "step": step, "tokens": step * self.options.batch_tokens, **row}))
         if self.wandb:
             self.wandb.log({f"{kind}/{name}": x for name, x in row.items()}, step=step)
 

@@ -7,9 +7,9 @@ import numpy as np
 import tiktoken
 
 from nanodepth.cli import UserError
-from nanodepth.data import MAX_VOCAB
 
 EOT = "<|endoftext|>"
+MAX_VOCAB = 2**16                       # tokens are uint16
 # GPT-2's pattern: contractions, words, numbers, punctuation, white space; a leading space goes with the word
 SPLIT_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 

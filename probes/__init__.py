@@ -25,11 +25,6 @@ def find(name):
     return import_module(f"{__name__}.{name}") if Path(__file__).with_name(f"{name}.py").exists() else None
 
 
-def of(name, what):
-    """The function `what` of the probes of model `name`, or None."""
-    return getattr(find(name), what, None)
-
-
 @torch.no_grad()
 def watch(model, idx, modules, inputs=False):
     """The outputs of some submodules in a forward pass on idx (B, T), in fp32 and in the order of the calls: [tensor].
@@ -50,14 +45,11 @@ def watch(model, idx, modules, inputs=False):
 
 @torch.no_grad()
 def stats(name, model, idx):
-    """What the mechanism of model `name` does on idx (B, T), for the log: {quantity: [a number per layer]}.
+    """What the mechanism of model `name` does on idx (B, T), for the log: {quantity: [a float per layer]}.
 
     From probes/NAME.py. Without that file: the mean output gates, if there are modules block.attn.gate.
     """
-    found = (of(name, "stats") or gate_stats)(model, idx)
-    if not all(isinstance(x, float) for numbers in found.values() for x in numbers):
-        raise TypeError(f"stats() of probes/{name}.py must return {{name: [a float per layer]}}, not {found}")
-    return found
+    return getattr(find(name), "stats", gate_stats)(model, idx)
 
 
 def gate_stats(model, idx):

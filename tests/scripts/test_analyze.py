@@ -15,7 +15,7 @@ from nanodepth import inside, runs
 from nanodepth.data import run_data
 
 # the baseline, a model with several streams, and one whose probes have numbers of their own
-NAMES = [ROOT, *(next(name for name in models.names() if probes.of(name, what)) for what in ("streams", "numbers"))]
+NAMES = [ROOT, *(next(x for x in models.names() if hasattr(probes.find(x), what)) for what in ("streams", "numbers"))]
 SMALL = {**small.SMALL, "seq_len": 32, "batch_tokens": 64, "max_steps": 3, "warmup_steps": 1, "eval_every": 1}
 
 

@@ -152,10 +152,10 @@ def test_a_leg_in_both_files(tmp_path):
     """A finished run becomes its line and its rows: validations, every tenth step. The same stage again replaces it."""
     study, folder = load("study.py"), tmp_path / "gpt-x1-seed0-20"
     folder.mkdir()
-    options = {"max_steps": 20, "seed": 0, "muon_lr": 0.1, "adamw_lr": 0.2, "mix_lr": 0.3}
+    options = {"max_steps": 20, "muon_lr": 0.1, "adamw_lr": 0.2, "mix_lr": 0.3}
     (folder / "config.json").write_text(json.dumps({
-        "model": "gpt", "model_config": {}, "options": options, "data": {"fingerprint": "f"}, "git": None,
-        "cpu": "a, b", "gpu": None, "versions": {"torch": "2"}}))
+        "model": "gpt", "model_config": {}, "options": options | {"seed": 0, "out": "a"}, "git": None,
+        "data": {"fingerprint": "f"}, "cpu": "a, b", "gpu": None, "versions": {"torch": "2"}}))
     rows = [{"kind": "train", "step": i, "ms": 10.0 + i} for i in range(1, 21)]
     rows.append({"kind": "val", "step": 20, "tokens": 80, "loss": None, "bpb": None})                # it diverged
     (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -210,8 +210,8 @@ def test_shapes_and_sums_by_hand():
     lead = {"gpt": 0, name: -0.3, "gpt-gated": -0.2, f"{name}-gated": -0.4, "gpt-wide-stream": -0.1,
             f"{name}-8x160": -0.25}
     losses = {system: {seed: 4 + at + seed / 8 for seed in range(2)} for system, at in lead.items()}
-    cells = [row.strip("| ").split(" | ") for table in ("shapes", "sums") for row in
-             report[f"{table}_table"](losses).splitlines()[2:]]
+    made = report["shapes_table"](losses, "8x160", "gpt-wide-stream"), report["sums_table"](losses)
+    cells = [row.strip("| ").split(" | ") for table in made for row in table.splitlines()[2:]]
     zero = " ± 0.0000"
     assert cells == [
         [f"`{name}`", "gpt", f"-0.3000{zero}", f"-0.1500{zero}", f"+0.1500{zero}", "2"],
