@@ -19,8 +19,8 @@ TEXT = """# Sizes
 How much code, parameters and FLOPs does each idea add? Most ideas change fewer than 60 lines and add less than 2% of
 parameters and FLOPs. "Lines changed" counts lines of code added to and removed from the parent file, without docstrings
 and blank lines. "More" is relative to gpt with the same settings (gated, where that is the model's default), at the
-default shape and a context of 1,024 tokens. FLOPs are those of matrix products in a forward pass. For kern and muddmoe
-they include padding that bf16 does not need; without it kern adds 0.1%. `python results/sizes.py` makes the table.
+default shape and a context of 1,024 tokens. FLOPs are those of matrix products in a forward pass. Those of kern and
+muddmoe include padding. `python results/sizes.py` makes the table.
 
 """
 

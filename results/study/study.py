@@ -1,7 +1,7 @@
 """Trains the runs of this study: python results/study/study.py --data wiki
 
 A run trains at a constant learning rate. From its checkpoints at 400, 800 and 1,600 steps the rate decays to a tenth
-over another 25% of the steps, so 2,100 steps in all give models of 500, 1,000 and 2,000 steps. Each of the three is a
+over another 25% of the steps, so 2,300 steps in all give models of 500, 1,000 and 2,000 steps. Each of the three is a
 stage of the run. It continues from before_decay/ of the stage before, with a larger --max_steps. If that is lost, the
 run starts again for this stage.
 
