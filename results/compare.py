@@ -67,11 +67,6 @@ def apart(runs, ignore=()):
     return found
 
 
-def speeds(folder):
-    """{system: speed of its training step over gpt's}, measured by bench.py."""
-    return {line["system"]: float(line["speed"]) for line in csv.DictReader((folder / "speed.csv").open())}
-
-
 def best_scales(runs):
     """{system: the scale of its rates with the lowest loss}, at the length and seed at which most scales were tried: on
     targets that are not copyable, if these are most.

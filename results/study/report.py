@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 README = HERE.parents[1] / "README.md"
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 import compare  # noqa: E402
-from compare import apart, difference, final, gap, markdown, read, speeds  # noqa: E402
+from compare import apart, difference, final, gap, markdown, read  # noqa: E402
 from study import MAIN, SYSTEMS  # noqa: E402
 
 import models  # noqa: E402
@@ -30,10 +30,12 @@ from nanodepth import pictures  # noqa: E402
 
 FRONT = {"gpt-gated": "gpt --gate elementwise", "resformer-half": "resformer"}         # names in README's table
 IGNORED = ("code", "torch")                     # the runs were made over many days, at many commits
+SPEED = {line["system"]: float(line["speed"]) for line in csv.DictReader((HERE / "speed.csv").open())}  # over gpt's
 USUAL = 2000                                    # steps, which all systems reached
 NOT_SHOWN = "attnres_block", "depth_attention", "gpt-wide", "mhc_lite", "nuresformer"         # in leads.png
 BASELINES = {"gpt": "gpt", "gpt-gated": "gpt + gate", "gpt-wide": "gpt, wider MLP", "gpt-wide-stream": "gpt, 8 x 160"}
 NAMES = {**BASELINES, "resformer-half": "resformer (half lr)"}
+SHAPES = {"8x160": ("8 layers of 160", "gpt-wide-stream"), "12x256": ("12 layers of 256", "gpt-12x256")}
 LEFT_OUT = "resformer", "depth_attention"               # at rates too high for it; no gain
 PLACES = {  # of a name: right of its point, unless it would lie on another
     "gpt-wide": (6, 3, "left"), "gpt-wide-stream": (-6, 0, "right"), "gpt-gated": (-6, 0, "right"),
@@ -82,13 +84,16 @@ def place(steps):
     return f"at {steps * 4096 / 1e6:.1f}M"
 
 
-def claims_table(at):
-    """The claims of papers.csv: each holds if the interval is below zero, and is reversed if it is above."""
-    columns = {f"{place(steps)}, not copyable": final(at[steps], "others") for steps in list(at)[-2:]}
-    columns[f"{place(USUAL)}, all"] = final(at[USUAL], "loss")
+def claims_table(columns):
+    """The claims of papers.csv: each holds if the interval is below zero, and is reversed if it is above.
+
+    columns: {heading: (losses, how the names of the systems end there, the gpt among them)}.
+    """
     rows = []
     for a, b, source in list(csv.reader((HERE / "papers.csv").open()))[1:]:
-        rows.append([f"`{a}` below `{b}`", source, *(verdict(losses, a, b) for losses in columns.values())])
+        cells = [verdict(losses, *(gpt if name == "gpt" else name + end for name in (a, b)))
+                 for losses, end, gpt in columns.values()]
+        rows += [[f"`{a}` below `{b}`", source, *cells]] if any(cells) else []
     return markdown(["claim", "by", *columns], rows)
 
 
@@ -98,9 +103,9 @@ def verdict(losses, a, b):
     return gap(losses, a, b) + said
 
 
-def shapes_table(losses, shape, gpt):
-    """Each idea's lead over gpt; in another shape, over `gpt`, which has that shape; and the second minus the first."""
-    rows, there = [], "{} layers of {}".format(*shape.split("x"))
+def shapes_table(losses, shape):
+    """Each idea's lead over gpt; in another shape, over the gpt of that shape; and the second minus the first."""
+    rows, (there, gpt) = [], SHAPES[shape]
     for name in MAIN:
         own, wide = ("gpt-gated", f"gpt-gated-{shape}") if name == "exoformer" else ("gpt", gpt)
         if (other := f"{name}-{shape}") in losses and other != wide:
@@ -198,9 +203,11 @@ def front(text, at, speed):
 def pages(runs, speed):
     """{page: its text with the tables as the runs have them}."""
     at, short = ends(runs), final(compare.ends(runs)[1000], "others")
-    tables = {"leads": leads_table(at, speed), "claims": claims_table(at), "sums": sums_table(short),
-              "shapes": shapes_table(short, "8x160", "gpt-wide-stream"),
-              "sizes": shapes_table(short, "12x256", "gpt-12x256")}
+    usual = {f"{place(steps)}, not copyable": (final(at[steps], "others"), "", "gpt") for steps in list(at)[-2:]}
+    usual[f"{place(USUAL)}, all"] = final(at[USUAL], "loss"), "", "gpt"
+    others = {there: (short, f"-{shape}", gpt) for shape, (there, gpt) in SHAPES.items()}
+    tables = {"leads": leads_table(at, speed), "sums": sums_table(short), "claims": claims_table(usual),
+              "elsewhere": claims_table(others), **{shape: shapes_table(short, shape) for shape in SHAPES}}
     texts = {README: front(README.read_text(), at, speed)}
     for page in (HERE / "README.md", HERE / "claims.md"):
         texts[page] = re.sub(r"(<!-- (\w+) -->\n).*?(\n<!-- end -->)", lambda m: m[1] + tables[m[2]] + m[3],
@@ -210,10 +217,10 @@ def pages(runs, speed):
 
 def main():
     runs = apart(read(HERE), IGNORED)
-    for page, text in pages(runs, speeds(HERE)).items():
+    for page, text in pages(runs, SPEED).items():
         page.write_text(text)
     leads_picture(ends(runs)).savefig(HERE / "leads.png", dpi=130)
-    gain_picture(ends(runs), speeds(HERE)).savefig(HERE / "gain.png", dpi=200)
+    gain_picture(ends(runs), SPEED).savefig(HERE / "gain.png", dpi=200)
     depth = json.loads((HERE.parent / "study-small" / "depth.json").read_text())
     depth_picture(depth).savefig(README.parent / "docs" / "depth_small.png", dpi=200)
 

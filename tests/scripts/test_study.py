@@ -26,8 +26,8 @@ def load(script):
 
 
 def test_pages_are_those_of_their_runs():
-    runs, speed = compare.read(RESULTS / "study"), compare.speeds(RESULTS / "study")
-    for page, text in load("report.py")["pages"](runs, speed).items():
+    report = load("report.py")
+    for page, text in report["pages"](compare.read(RESULTS / "study"), report["SPEED"]).items():
         assert page.read_text() == text, page
     tiny = (RESULTS / "tiny-cpu" / "README.md").read_text()
     for run in compare.table(RESULTS / "tiny-cpu" / "runs.csv"):
@@ -210,7 +210,7 @@ def test_shapes_and_sums_by_hand():
     lead = {"gpt": 0, name: -0.3, "gpt-gated": -0.2, f"{name}-gated": -0.4, "gpt-wide-stream": -0.1,
             f"{name}-8x160": -0.25}
     losses = {system: {seed: 4 + at + seed / 8 for seed in range(2)} for system, at in lead.items()}
-    made = report["shapes_table"](losses, "8x160", "gpt-wide-stream"), report["sums_table"](losses)
+    made = report["shapes_table"](losses, "8x160"), report["sums_table"](losses)
     cells = [row.strip("| ").split(" | ") for table in made for row in table.splitlines()[2:]]
     zero = " ± 0.0000"
     assert cells == [
