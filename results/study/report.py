@@ -147,7 +147,7 @@ def leads_picture(at):
     return fig
 
 
-def gain_picture(at, speed):
+def gain_picture(at):
     """The leads of the table against the time of a step. The line is gpt trained for longer, linear in the logarithm of
     the tokens between its two last lengths; its band is the 95% interval of its slope.
     """
@@ -159,8 +159,8 @@ def gain_picture(at, speed):
     ax.plot(x, slope * doublings, color="0.6", lw=1.2, zorder=1)
     ax.fill_between(x, (slope - width) * doublings, (slope + width) * doublings, color="0.92", zorder=0)
     ax.annotate("gpt, trained longer", (1.47, slope * doublings[-1]), ha="right", va="top", color="0.45", fontsize=8.5)
-    for name in losses.keys() & speed.keys() - {*LEFT_OUT}:
-        place = 1 / speed[name], difference(losses, name, "gpt")[0]
+    for name in losses.keys() & SPEED.keys() - {*LEFT_OUT}:
+        place = 1 / SPEED[name], difference(losses, name, "gpt")[0]
         look = dict(mfc="white", mec="0.3") if name in BASELINES else dict(color="#0072B2")
         ax.plot(*place, "o", ms=5, zorder=3, **look)
         right, up, side = PLACES.get(name, (6, -1, "left"))
@@ -189,26 +189,26 @@ def depth_picture(matrices):
     return fig
 
 
-def front(text, at, speed):
+def front(text, at):
     """The repository's README with these numbers in its table: the leads, the time of a step and the parameters."""
     losses, base = final(at[USUAL], "others"), parameters("gpt")
-    for system in losses.keys() & speed.keys() - {"gpt", "resformer"}:
-        cells = (f"| {difference(losses, system, 'gpt')[0]:.2f} | {1 / speed[system]:.2f} "
+    for system in losses.keys() & SPEED.keys() - {"gpt", "resformer"}:
+        cells = (f"| {difference(losses, system, 'gpt')[0]:.2f} | {1 / SPEED[system]:.2f} "
                  f"| {parameters(system) / base - 1:+.1%} |")
         row = rf"^(\| \[?`{FRONT.get(system, system)}`.*\(http.*?)(?:\|[^|\n]*){{3}}\|$"
         text = re.sub(row, lambda m: m[1] + cells, text, flags=re.M)
     return text
 
 
-def pages(runs, speed):
+def pages(runs):
     """{page: its text with the tables as the runs have them}."""
     at, short = ends(runs), final(compare.ends(runs)[1000], "others")
     usual = {f"{place(steps)}, not copyable": (final(at[steps], "others"), "", "gpt") for steps in list(at)[-2:]}
     usual[f"{place(USUAL)}, all"] = final(at[USUAL], "loss"), "", "gpt"
-    others = {there: (short, f"-{shape}", gpt) for shape, (there, gpt) in SHAPES.items()}
-    tables = {"leads": leads_table(at, speed), "sums": sums_table(short), "claims": claims_table(usual),
-              "elsewhere": claims_table(others), **{shape: shapes_table(short, shape) for shape in SHAPES}}
-    texts = {README: front(README.read_text(), at, speed)}
+    elsewhere = {there: (short, f"-{shape}", gpt) for shape, (there, gpt) in SHAPES.items()}
+    tables = {"leads": leads_table(at, SPEED), "sums": sums_table(short), "claims": claims_table(usual),
+              "elsewhere": claims_table(elsewhere), **{shape: shapes_table(short, shape) for shape in SHAPES}}
+    texts = {README: front(README.read_text(), at)}
     for page in (HERE / "README.md", HERE / "claims.md"):
         texts[page] = re.sub(r"(<!-- (\w+) -->\n).*?(\n<!-- end -->)", lambda m: m[1] + tables[m[2]] + m[3],
                              page.read_text(), flags=re.S)
@@ -217,10 +217,10 @@ def pages(runs, speed):
 
 def main():
     runs = apart(read(HERE), IGNORED)
-    for page, text in pages(runs, SPEED).items():
+    for page, text in pages(runs).items():
         page.write_text(text)
     leads_picture(ends(runs)).savefig(HERE / "leads.png", dpi=130)
-    gain_picture(ends(runs), SPEED).savefig(HERE / "gain.png", dpi=200)
+    gain_picture(ends(runs)).savefig(HERE / "gain.png", dpi=200)
     depth = json.loads((HERE.parent / "study-small" / "depth.json").read_text())
     depth_picture(depth).savefig(README.parent / "docs" / "depth_small.png", dpi=200)
 

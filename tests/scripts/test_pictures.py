@@ -103,9 +103,9 @@ def test_curves(tmp_path):
 
 def test_the_pictures_of_the_front_page():
     """gain.png has its points where the study's page has their numbers."""
-    compare, report = pytest.importorskip("compare"), runpy.run_path(str(RESULTS / "study" / "report.py"))
-    runs, page = compare.apart(compare.read(RESULTS / "study"), report["IGNORED"]), (RESULTS / "study" / "README.md")
-    fig, page = report["gain_picture"](report["ends"](runs), report["SPEED"]), page.read_text()
+    compare, study = pytest.importorskip("compare"), RESULTS / "study"
+    report, page = runpy.run_path(str(study / "report.py")), (study / "README.md").read_text()
+    fig = report["gain_picture"](report["ends"](compare.apart(compare.read(study), report["IGNORED"])))
     named = {text.get_text(): text.xy for text in fig.axes[0].texts}
     points = {tuple(line.get_xydata()[0]) for line in fig.axes[0].get_lines() if line.get_marker() == "o"}
     assert len(points) == len(named) - 2 == 17                                  # names of the bar and the line

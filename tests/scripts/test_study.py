@@ -26,8 +26,7 @@ def load(script):
 
 
 def test_pages_are_those_of_their_runs():
-    report = load("report.py")
-    for page, text in report["pages"](compare.read(RESULTS / "study"), report["SPEED"]).items():
+    for page, text in load("report.py")["pages"](compare.read(RESULTS / "study")).items():
         assert page.read_text() == text, page
     tiny = (RESULTS / "tiny-cpu" / "README.md").read_text()
     for run in compare.table(RESULTS / "tiny-cpu" / "runs.csv"):
@@ -204,18 +203,19 @@ def test_no_run_is_left_out_in_silence(tmp_path, capsys):
 
 
 def test_shapes_and_sums_by_hand():
-    """An idea's lead in another shape, and the lead of two ideas minus the sum of theirs, with exact numbers."""
+    """An idea's lead and claim in another shape, and the lead of two ideas minus the sum of theirs, exactly."""
     report = load("report.py")
     name = report["MAIN"][2]                                                # a model
     lead = {"gpt": 0, name: -0.3, "gpt-gated": -0.2, f"{name}-gated": -0.4, "gpt-wide-stream": -0.1,
             f"{name}-8x160": -0.25}
     losses = {system: {seed: 4 + at + seed / 8 for seed in range(2)} for system, at in lead.items()}
-    made = report["shapes_table"](losses, "8x160"), report["sums_table"](losses)
-    cells = [row.strip("| ").split(" | ") for table in made for row in table.splitlines()[2:]]
-    zero = " ± 0.0000"
+    claims = report["claims_table"]({"there": (losses, "-8x160", "gpt-wide-stream")})
+    made = report["shapes_table"](losses, "8x160"), report["sums_table"](losses), claims
+    zero, cells = " ± 0.0000", [row.strip("| ").split(" | ") for table in made for row in table.splitlines()[2:]]
     assert cells == [
         [f"`{name}`", "gpt", f"-0.3000{zero}", f"-0.1500{zero}", f"+0.1500{zero}", "2"],
-        [f"`{name}`", f"-0.3000{zero}", f"-0.4000{zero}", f"-0.2000{zero}", f"+0.1000{zero}", "2"]]
+        [f"`{name}`", f"-0.3000{zero}", f"-0.4000{zero}", f"-0.2000{zero}", f"+0.1000{zero}", "2"],
+        [f"`{name}` below `gpt`", "MUDDFormer, figure 3", f"-0.1500{zero}: holds"]]
     noisy = {system: {seed: x + (0.01 if (system == "gpt") == (seed == 0) else -0.01) for seed, x in at.items()}
              for system, at in losses.items()}
     sd = math.sqrt(2 * ((1 / 60) ** 2 + 5 * (1 / 300) ** 2) / 5)            # what is left of gpt's and the others' 0.01
