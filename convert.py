@@ -260,7 +260,7 @@ def choose_tokenizer(asked, layout, source, vocab_size):
     """(its name, the file to copy). UserError if there is none, or if it has ids that the model lacks."""
     name, file = asked or FILES.get(layout), source / "tokenizer.json"
     if name:
-        last, file = 50256 if name == "gpt2" else load_tokenizer(name).n_vocab - 1, Path(name).expanduser()
+        last, file = 50256 if name == "gpt2" else load_tokenizer(name).n_vocab - 1, Path(os.path.expanduser(name))
     elif file.exists():
         name, last = "tokenizer.json", JsonTokenizer(file).n_vocab - 1
     else:

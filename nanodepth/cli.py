@@ -37,14 +37,19 @@ def run_script(script, main, memory="use a smaller model, or fewer tokens at a t
             stream.reconfigure(errors="backslashreplace")
     try:
         try:
-            sys.exit(main(sys.argv[1:]))
+            try:
+                sys.exit(main(sys.argv[1:]))
+            finally:
+                sys.stdout.flush()
         except (Exception, KeyboardInterrupt) as e:
             sys.exit(exit_code(script, e, memory))
-        finally:
-            sys.stdout.flush()
     except BrokenPipeError:                                     # `| head` closed the pipe: exit as SIGPIPE would
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError:                                         # the disk is full, too: Python would try again, in vain
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def exit_code(script, error, memory=""):
@@ -101,7 +106,7 @@ def shell(script, *words):
 
 def run_folder(path):
     """The path of a run folder, also for its ckpt.pt."""
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))
     return str(path.parent if path.name == "ckpt.pt" and os.path.isfile(path) else path)
 
 

@@ -255,7 +255,7 @@ class Batches:
 
 def find_folder(name):
     """The data folder `name`: a path, or else a name under data/."""
-    path, ours = Path(name).expanduser(), Path("data", name)
+    path, ours = Path(os.path.expanduser(name)), Path("data", name)
     return ours if ours.is_dir() and not any(path.glob("*.bin")) else path
 
 

@@ -199,10 +199,7 @@ class Ranks:
 
     def share(self, value):
         """Rank 0's value, on every rank."""
-        values = [value]
-        if self.parallel:
-            dist.broadcast_object_list(values)
-        return values[0]
+        return self.gather(value)[0]
 
 
 def leave_together(code):

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-DECIDE = "train.py", "muon.py", "nanodepth/data.py", "nanodepth/devices.py", "nanodepth/scoring.py"
+DECIDE = "train.py", "nanodepth/data.py", "nanodepth/devices.py", "nanodepth/scoring.py"
 FREE = {"seed", "preset", "data", "out", "resume", "device", "threads", "compile", "deterministic", "micro_batch",
         "eval_every", "eval_tokens", "final_eval_tokens", "save_every", "wandb"}        # options that change no loss
 texts = {}                                              # {file: its source text when it was imported, in bytes}
@@ -42,9 +42,8 @@ def keep_texts():
 
 
 def is_ours(file):
-    """Whether a file is a script or in a package of this repository."""
-    top = ROOT in file.parents and ROOT / file.relative_to(ROOT).parts[0]
-    return bool(top) and (top.suffix == ".py" or (top / "__init__.py").is_file())
+    """Whether a file is in this repository, and not in an environment there, such as venv/lib/python3.12/."""
+    return ROOT in file.parents and not any(part.startswith("python3.") for part in file.relative_to(ROOT).parts)
 
 
 def place(file):
@@ -56,8 +55,10 @@ def place(file):
 
 
 def files(module):
-    """[file]: those of this repository that decide what a run of this model module computes."""
-    found, left = [ROOT / file for file in DECIDE], [module]
+    """[file]: those of this repository that decide what a run of this model module computes. What it imports counts,
+    and what muon.py does.
+    """
+    found, left = [ROOT / file for file in DECIDE], [sys.modules.get("muon"), module]
     while left:
         module = left.pop()
         file = place(getattr(module, "__file__", None) or ROOT)
@@ -81,12 +82,17 @@ def text(file):
 
 
 def digest(source):
-    """A short hash of source text (bytes) without docstrings, comments and blank lines."""
+    """A short hash of source text (bytes) without docstrings, comments and blank lines; the same in every Python."""
+    def plain(x):                                       # what is empty is left out: which fields there are has changed
+        if isinstance(x, ast.AST):
+            return type(x).__name__, *((name, plain(y)) for name, y in ast.iter_fields(x) if y not in (None, []))
+        return [plain(y) for y in x] if isinstance(x, list) else x
+
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node, False) is not None:
             node.body[:1] = [] if node.body[1:] else [ast.Pass()]
-    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12]
+    return hashlib.sha256(repr(plain(tree)).encode()).hexdigest()[:12]
 
 
 def code(module):

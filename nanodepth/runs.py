@@ -118,7 +118,7 @@ def load(run_dir, device="cpu"):
 
 def changed(config, code):
     """[file]: those of this ran.code() which are not what the run was trained with, or last resumed with."""
-    return [file for file, now in code.items() if config.get("code", {}).get(file, now).split()[-1] != now]
+    return [file for file, now in code.items() if config.get("code", code).get(file, "none").split()[-1] != now]
 
 
 def take_weights(model, checkpoint, what, run_dir):
@@ -314,7 +314,8 @@ class Run:
         if "data" in flags:                                                 # eval.py looks there
             config["data"] |= data.place()
         if step < options.max_steps:                                        # what runs from now on
-            config["code"] |= {file: f"{config['code'][file]}, from step {step} {code[file]}" for file in run.edited}
+            config["code"] |= {file: f"{config['code'].get(file, 'none')}, from step {step} {code[file]}"
+                               for file in run.edited}
             if config["versions"]["torch"].split()[-1] != torch.__version__:
                 config["versions"]["torch"] += f", from step {step} {torch.__version__}"
             ran.copy(run.edited if run.writes else (), path / "source" / f"from-step-{step}")

@@ -55,15 +55,17 @@ def read(folder):
 
 def apart(runs, ignore=()):
     """The runs, with another name of the system for those that differ from its first run in more than RATES, length and
-    seed: the name and the difference.
+    seed, or from the first of all in the number of tokens of its last validation: the name and the difference.
     """
     first, found = {}, []
     for run in runs:
-        words = ""
-        if run["config"]:
-            other = first.setdefault(run["system"], run["config"])
-            words = ran.in_words(ran.differences(other, run["config"], {*RATES, "max_steps", "warmup_steps", *ignore}))
-        found.append({**run, "system": f"{run['system']} ({words})"} if words else run)
+        differ, scored = {}, run["val"][-1].get("eval_tokens") if run["val"] else None
+        if config := run["config"]:
+            other = first.setdefault(run["system"], config)
+            differ = ran.differences(other, config, {*RATES, "max_steps", "warmup_steps", *ignore})
+        if scored and scored != first.setdefault("eval_tokens", scored):
+            differ["eval_tokens"] = first["eval_tokens"], scored
+        found.append({**run, "system": f"{run['system']} ({ran.in_words(differ)})"} if differ else run)
     return found
 
 

@@ -117,8 +117,8 @@ def summary(folder, system, scale):
     options, last = config["options"], [row for row in rows if row["kind"] == "val"][-1]
     loss, split = math.inf, dict.fromkeys(("repeated", "others", "share"))              # if it diverged
     if last["step"] == options["max_steps"] and last["loss"] is not None and math.isfinite(last["loss"]):
-        loss, device = last["loss"], find_device()          # split on the tokens of its validations, in fp32
-        batches = data.run_data(folder, config).val_batches(options["eval_tokens"], 16, options["seq_len"])
+        loss, device = last["loss"], find_device()          # split on the tokens of that validation, in fp32
+        batches = data.run_data(folder, config).val_batches(last["eval_tokens"], 16, options["seq_len"])
         split = inside.copying(runs.load(folder, device)[0], ((idx.to(device), y.to(device)) for idx, y in batches))
     line = {"run": folder.name, "system": system, "scale": scale, "steps": options["max_steps"], "loss": loss, **split,
             **{key: options[key] for key in ("seed", *RATES)}, "bpb": last["bpb"], "tokens": last["tokens"],

@@ -39,6 +39,7 @@ MISTAKES = {   # script: {words: what the line must say}. The words name files o
         "--d_ff 1000000000": "take a smaller model",
         "--vocab_size 100": "--vocab_size 100",
         "--data nowhere": "nowhere: no such data folder: make it with python data_prep.py",
+        "--data '~no-such-user/x'": "~no-such-user/x: no such data folder",
         "--data a.txt": "a.txt: a file, and not a data folder",
         "--out run": "exists: choose another --out, or go on with --resume",
         "--out other": "which no run writes: choose another --out",
@@ -64,6 +65,7 @@ MISTAKES = {   # script: {words: what the line must say}. The words name files o
         "run --json no/such/folder/x.json": "no/such/folder/x.json cannot be written"},
     "sample.py": {
         f"{50 * 'prompt'}": "ckpt.pt does not exist",
+        "'~no-such-user/x'": "~no-such-user/x/ckpt.pt does not exist",
         "run --max_new_tokens 64": "max_len 64",
         "run --top_p 0": "--top_p must lie above 0",
         "run --temperature nan": "--temperature must be at least 0 and finite, not nan",

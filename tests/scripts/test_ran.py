@@ -21,6 +21,12 @@ def test_comments_and_docstrings_are_no_code(edited, same):
     assert (ran.digest(edited.encode()) == ran.digest(BASE.encode())) is same
 
 
+def test_the_digest_is_the_same_in_every_python():
+    text = """class A:\n    def f(self, x: int, *, y=None) -> tuple:\n        for a, b in x:
+            yield f"{a['k']} {b!r:>9}", x[1, 2]\n"""                 # ast.unparse writes it in three ways
+    assert ran.digest(text.encode()) == "985ce7a1dc82"
+
+
 def test_differences_of_two_runs():
     """An option that one of them lacks, because it is older, has the default of the other."""
     own = {"model": "gpt", "model_config": {"d_ff": 64, "gate": "none"}, "options": {"weight_decay": 0.1, "seed": 0},
@@ -65,6 +71,16 @@ def test_what_a_model_file_imports_counts(zoo, line):
     wanted = {"zoo/mine.py", "zoo/base.py"} | ({"zoo/between.py"} if "between" in line else set())
     assert set(ran.code(mine)) == wanted and set(ran.code(alone)) == {"zoo/alone.py"}
     assert ran.code(mine)["zoo/base.py"] == ran.digest(BASE.encode())
+
+
+def test_an_optimizer_s_file_and_a_folder_without_init_count(zoo, tmp_path, monkeypatch):
+    for name, text in (("kernels/fast", BASE), ("soap", BASE), ("mine", "import kernels.fast\n"),
+                       ("venv/lib/python3.12/site-packages/theirs", BASE), ("own", "import soap, theirs\n")):
+        zoo(f"../{name}.py", text)
+    monkeypatch.syspath_prepend(tmp_path / "venv" / "lib" / "python3.12" / "site-packages")
+    for name in ("mine", "own"):
+        monkeypatch.setitem(sys.modules, "muon" if name == "own" else name, importlib.import_module(name))
+    assert set(ran.code(sys.modules["mine"])) == {"mine.py", "kernels/fast.py", "own.py", "soap.py"}
 
 
 def test_the_text_that_was_imported(zoo, tmp_path):

@@ -73,12 +73,12 @@ def test_what_may_change(data, whole, scripts, tmp_path):
     shutil.copytree(data, tmp_path / "moved")
     config = json.loads((tmp_path / "a" / "config.json").read_text())
     now, config["code"]["models/gpt.py"] = config["code"]["models/gpt.py"], "123456789abc"
-    config["options"]["preset"] = "gone"
+    later, config["options"]["preset"] = config["code"].pop("muon.py"), "gone"             # as if imported since then
     (tmp_path / "a" / "config.json").write_text(json.dumps(config))
     said = resumed(scripts, tmp_path / "a" / "ckpt.pt", "--eval_every", 3, "--eval_tokens", 300, "--threads", 1,
                    "--data", tmp_path / "moved", "--dtype", "auto",
                    "--n_layer", SMALL["n_layer"], "--seq_len", SMALL["seq_len"])    # said again
-    assert "\nmodels/gpt.py: changed since the run began" in said
+    assert "\nmodels/gpt.py, muon.py: changed since the run began" in said
     done = scripts.run("eval.py", tmp_path / "a", "--tokens", 300, "--json", tmp_path / "e.json")
     (scores,), last = json.loads((tmp_path / "e.json").read_text()), rows(tmp_path / "a", "val")[-1]
     for key in ("loss", "ppl", "bpb"):
@@ -89,6 +89,7 @@ def test_what_may_change(data, whole, scripts, tmp_path):
     config = json.loads((tmp_path / "a" / "config.json").read_text())
     assert config["options"]["eval_tokens"] == 300 and config["model_config"]["d_model"] == 32
     assert config["code"]["models/gpt.py"] == f"123456789abc, from step 30 {now}"
+    assert config["code"]["muon.py"] == f"none, from step 30 {later}"
     assert config["data"]["path"] == str(tmp_path / "moved")
     assert losses(tmp_path / "a") == losses(whole)
     assert [row["step"] for row in rows(tmp_path / "a", "val")] == [0, 10, 20, 30, 33, 36, 39, 40]

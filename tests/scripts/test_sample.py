@@ -1,4 +1,8 @@
 """sample.py: against full forward passes, and a naive choice among the likeliest tokens."""
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -6,7 +10,7 @@ import torch.nn.functional as F
 import models
 import nanodepth
 import sample
-from small import finish, start
+from small import ROOT, finish, start
 
 
 @torch.no_grad()
@@ -90,3 +94,12 @@ def test_a_reader_that_leaves(whole):
     writer = start("sample.py", whole, "--n", 3, "--max_new_tokens", 9)
     writer.stdout.close()
     assert (writer.stderr.read(), writer.wait()) == ("", 141)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux only")
+def test_the_disk_of_the_output_is_full():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "sample.py", "--help"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE,
+                              text=True, env={**os.environ, "PYTHONUNBUFFERED": ""})
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1) and "No space left on device" in done.stderr

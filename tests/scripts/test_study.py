@@ -170,17 +170,20 @@ def test_a_leg_in_both_files(tmp_path):
 
 
 def test_no_run_is_left_out_in_silence(tmp_path, capsys):
-    """A seed that diverged; no seed 0; another best scale at a shorter length; no gpt; a system of two kinds."""
+    """A seed that diverged; no seed 0; another best scale at a shorter length; no gpt; a system of two kinds; a
+    run validated on fewer tokens.
+    """
     write = load("study.py")["add"]
 
-    def add(system, scale, seed, steps, loss, d_ff=64):
+    def add(system, scale, seed, steps, loss, d_ff=64, eval_tokens=99):
         config = {"model": "gpt", "model_config": {"d_ff": d_ff}, "options": {"muon_lr": scale, "max_steps": steps},
                   "versions": {"torch": "2"}, "data": {"fingerprint": "f"}}
         line = dict.fromkeys([*compare.TEXTS, "repeated"]) | {
             "run": f"{system}-x{scale}-seed{seed}-{steps}", "system": system, "scale": scale, "seed": seed,
             "steps": steps, "loss": loss, "others": loss, "share": 0.1, "tokens": steps, "bpb": 1, "ms": 1,
             "muon_lr": scale, "adamw_lr": 1, "mix_lr": 1}
-        write(tmp_path, line, [{"kind": "ran", "step": 0, "config": config}])
+        write(tmp_path, line, [{"kind": "ran", "step": 0, "config": config},
+                               {"kind": "val", "step": steps, "loss": loss, "eval_tokens": eval_tokens}])
 
     for scale, short, long in ((1, 5.0, 4.5), (0.5, 5.1, 4.4)):             # the longer runs chose 0.5
         add("mine", scale, 1, 500, short), add("mine", scale, 1, 1000, long)
@@ -188,12 +191,14 @@ def test_no_run_is_left_out_in_silence(tmp_path, capsys):
         add("mine", 0.5, seed, 500, 5.0 + seed / 10), add("mine", 0.5, seed, 1000, 4.4 + seed / 10)
     for seed, loss, d_ff in ((1, 4.8, 64), (2, 4.9, 64), (3, math.inf, 64), (4, 4.2, 128)):
         add("other", 1, seed, 1000, loss, d_ff)
+    add("third", 1, 1, 1000, 4.1, eval_tokens=9)
     compare.main([str(tmp_path)])
     out, said = capsys.readouterr()
     short, long = out.split("1,000 steps\n")
     assert "difference to mine (95%)" in long and f"| `mine` | 3 | {(5.1 + 5.2 + 5.3) / 3:.4f} |" in short
     assert "| `mine` | 3 |" in long and "| `other` | 2 | 4.8500 |" in long
     assert "| `other (d_ff 64, 128)` | 1 | 4.2000 |" in long
+    assert "| `third (eval_tokens 99, 9)` | 1 | 4.1000 |" in long
     assert said.splitlines() == ["left out: mine-x1-seed1-500 was not best (scale 1)",
                                  "left out: mine-x1-seed1-1000 was not best (scale 1)",
                                  "left out: other-x1-seed3-1000 diverged (scale 1)"]
