@@ -60,10 +60,8 @@ class Muon(torch.optim.Optimizer):
                 raise ValueError(f"Muon is for matrices, not for a parameter of shape {tuple(p.shape)}")
 
     @torch.no_grad()
-    def step(self, closure=None):
-        """Updates the parameters. Returns the loss of the closure, which computes the gradients again, or None."""
-        with torch.enable_grad():
-            loss = closure() if closure else None
+    def step(self):
+        """Updates the parameters."""
         for group in self.param_groups:
             stacks = {}                                                   # matrices of one shape are one stack
             for p in group["params"]:
@@ -77,7 +75,6 @@ class Muon(torch.optim.Optimizer):
             for params, updates in self.updates(list(stacks.values()), group["momentum"]):
                 updates = updates.to(params[0].dtype)
                 self.apply(params, updates, group["lr"], group["weight_decay"], group["second_moment"])
-        return loss
 
     def updates(self, stacks, momentum):
         """Yields (matrices of one shape, their orthogonal updates (N, .., rows, cols)), each matrix once.

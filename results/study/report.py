@@ -1,6 +1,4 @@
-"""Makes the tables and the picture of this folder's pages, and pictures and numbers of the repository's README.
-
-    python results/study/report.py
+"""Makes the tables and pictures of this folder's pages and of the repository's README: python results/study/report.py
 
 Reads runs.csv and logs.jsonl.xz. Rewrites the text between <!-- NAME --> and <!-- end --> in README.md and claims.md,
 and three columns in the repository's README. Draws leads.png, gain.png and docs/depth_small.png. The time of a step

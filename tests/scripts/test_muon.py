@@ -132,18 +132,6 @@ def test_momentum_schedule():
     assert max(muon.momentum_at(s, 8) for s in range(8)) == pytest.approx(0.95)
 
 
-def test_a_closure():
-    """As for torch's optimizers: it computes the loss and the gradients."""
-    p = nn.Parameter(torch.eye(3))
-    opt, losses = muon.Muon([p], lr=0.1), []
-
-    def closure():
-        losses.append(p.square().sum())
-        losses[-1].backward()
-        return losses[-1]
-    assert opt.step(closure) == 3 and p.square().sum() < 3 and opt.step() is None
-
-
 def test_which_parameters_are_matrices():
     """One that blocks share is one, a computed one none; a vector in a subclass of nn.Linear is no bias, but mixes."""
     model = nn.Module()
