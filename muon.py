@@ -1,6 +1,7 @@
 """The optimizers: which one trains which parameter, at which learning rate. Muon is here; AdamW is torch's.
 
 Your own: write a function like muon_and_adamw() below, and name it in OPTIMIZERS. `--optimizer NAME` then takes it.
+A run that is resumed goes on with what is in the optimizer's `state`; its settings are those of today.
 
 Muon replaces the momentum of each weight matrix by (nearly) the closest semi-orthogonal matrix, so that every direction
 moves by the same amount. K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024).

@@ -52,26 +52,20 @@ def index_entry(path):
 def index(folder, names, needed):
     """{name: index_entry()} of at least the `needed` shards among `names`. Reads only those that were touched.
 
-    It is kept in the folder's shards_index.json or, if that cannot be written, below ~/.cache/nanodepth.
+    It is kept in the folder's shards_index.json. If that cannot be written, all are read each time.
     """
-    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16] + ".json"
-    files = folder / "shards_index.json", Path(os.path.expanduser("~/.cache/nanodepth"), name)
-    known, now = {}, {name: os.stat(folder / name) for name in names}
-    for file in files:
-        with suppress(OSError, ValueError):                                 # there is none, or a crash has cut it off
-            known |= {name: x for name, x in json.loads(file.read_bytes()).items() if name in now
-                      and (x["size"], x["mtime_ns"]) == (now[name].st_size, now[name].st_mtime_ns)}
+    file, known, now = folder / "shards_index.json", {}, {name: os.stat(folder / name) for name in names}
+    with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):            # there is none, or it is broken
+        known = {name: x for name, x in json.loads(file.read_bytes()).items() if name in now
+                 and (x["size"], x["mtime_ns"]) == (now[name].st_size, now[name].st_mtime_ns)}
     new = [name for name in needed if name not in known]
     if (size := sum(now[name].st_size for name in new)) > 10**9:
         print(f"{folder}: reading {size / 1e9:.1f} GB of shards, which are new here or were touched", file=sys.stderr)
     known |= {name: index_entry(folder / name) for name in new}
-    for file in files if new else ():
-        with suppress(OSError):                                             # next place if this one is read-only
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=file.parent) as own:       # other processes may write now, too
-                Path(own, file.name).write_text(json.dumps(known, indent=1))
-                os.replace(Path(own, file.name), file)
-            break
+    if new:
+        with suppress(OSError), tempfile.TemporaryDirectory(dir=folder) as own:     # other processes may write now, too
+            Path(own, file.name).write_text(json.dumps(known, indent=1))
+            os.replace(Path(own, file.name), file)
     return known
 
 
