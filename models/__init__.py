@@ -7,8 +7,8 @@ forward, as gpt.py shows. It may also have
     Model.micro_tokens          tokens per forward pass by default, if 32,768 do not fit in memory
     Model.compiled_parts        the name of a list of modules, which torch.compile takes one by one, and Model.output
 and lines in its docstring: `Changed from gpt.py: ...`, `Equal to gpt.py when: ...` or `at initialisation: ...` (or
-another file), and `Other default than gpt.py's: ...`. What its mechanism does is measured by probes/NAME.py. Draw random
-numbers with torch: a run that is resumed goes on with torch's generators, and seeds others again.
+another file), and `Other default than gpt.py's: ...`. What its mechanism does is measured by probes/NAME.py.
+Draw random numbers with torch: a run that is resumed goes on with torch's generators, and seeds all others again.
 """
 import itertools
 import math

@@ -65,7 +65,7 @@ def compile_model(model):
 
 
 def seed_generators(seed):
-    """Seeds every generator that a model's file may draw from."""
+    """Seeds every generator that a model's file may draw from. Only torch's go on in a run that is resumed."""
     random.seed(seed)
     np.random.seed(seed % 2 ** 32)
     torch.manual_seed(seed)
