@@ -55,7 +55,7 @@ def zoo(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     write("__init__.py", "")
     yield write
-    for name in [name for name in sys.modules if name.split(".")[0] == "zoo"]:
+    for name in [name for name in sys.modules if name.startswith(("zoo", "theirs"))]:
         del sys.modules[name]
 
 
@@ -74,13 +74,13 @@ def test_what_a_model_file_imports_counts(zoo, line):
 
 
 def test_an_optimizer_s_file_and_a_folder_without_init_count(zoo, tmp_path, monkeypatch):
-    for name, text in (("kernels/fast", BASE), ("soap", BASE), ("mine", "import kernels.fast\n"),
-                       ("venv/lib/python3.12/site-packages/theirs", BASE), ("own", "import soap, theirs\n")):
-        zoo(f"../{name}.py", text)
+    for name, text in (("kernels/fast", BASE), ("soap", BASE), ("mine", "import zoo_kernels.fast\n"),
+                       ("venv/lib/python3.12/site-packages/theirs", BASE), ("own", "import zoo_soap\nimport theirs\n")):
+        zoo(f"../{name if 'venv' in name else f'zoo_{name}'}.py", text)
     monkeypatch.syspath_prepend(tmp_path / "venv" / "lib" / "python3.12" / "site-packages")
-    for name in ("mine", "own"):
-        monkeypatch.setitem(sys.modules, "muon" if name == "own" else name, importlib.import_module(name))
-    assert set(ran.code(sys.modules["mine"])) == {"mine.py", "kernels/fast.py", "own.py", "soap.py"}
+    monkeypatch.setitem(sys.modules, "muon", importlib.import_module("zoo_own"))
+    mine = importlib.import_module("zoo_mine")
+    assert set(ran.code(mine)) == {"zoo_mine.py", "zoo_kernels/fast.py", "zoo_own.py", "zoo_soap.py"}
 
 
 def test_the_text_that_was_imported(zoo, tmp_path):
