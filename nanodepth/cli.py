@@ -37,25 +37,21 @@ def run_script(script, main, memory="use a smaller model, or fewer tokens at a t
             stream.reconfigure(errors="backslashreplace")
     try:
         try:
-            try:
-                sys.exit(main(sys.argv[1:]))
-            finally:
-                sys.stdout.flush()
-        except (Exception, KeyboardInterrupt) as e:
-            sys.exit(exit_code(script, e, memory))
-    except BrokenPipeError:                                     # `| head` closed the pipe: exit as SIGPIPE would
-        sys.exit(128 + signal.SIGPIPE)
-    finally:
-        try:
+            sys.exit(main(sys.argv[1:]))
+        finally:
             sys.stdout.flush()
-        except OSError:                                         # the disk is full, too: Python would try again, in vain
+    except (Exception, KeyboardInterrupt) as e:
+        if isinstance(e, OSError):                              # if stdout is full or closed, Python would flush again
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(exit_code(script, e, memory))
 
 
 def exit_code(script, error, memory=""):
     """The exit code for an error. One that the user can fix becomes one line on stderr; a bug is raised again."""
     if isinstance(error, KeyboardInterrupt):
         return 130
+    if isinstance(error, BrokenPipeError):                                  # `| head` closed the pipe
+        return 128 + signal.SIGPIPE
     known = error if isinstance(error, UserError) else of_the_machine(error, memory)
     if known is None:
         raise error

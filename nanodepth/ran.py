@@ -55,8 +55,8 @@ def place(file):
 
 
 def files(module):
-    """[file]: those of this repository that decide what a run of this model module computes. What it imports counts,
-    and what muon.py does.
+    """[file]: those of this repository that decide what a run of this model module computes: also what it imports, and
+    what muon.py imports.
     """
     found, left = [ROOT / file for file in DECIDE], [sys.modules.get("muon"), module]
     while left:

@@ -57,14 +57,14 @@ def apart(runs, ignore=()):
     """The runs, with another name of the system for those that differ from its first run in more than RATES, length and
     seed, or from the first of all in the number of tokens of its last validation: the name and the difference.
     """
-    first, found = {}, []
+    first, found, usual = {}, [], None
     for run in runs:
         differ, scored = {}, run["val"][-1].get("eval_tokens") if run["val"] else None
         if config := run["config"]:
             other = first.setdefault(run["system"], config)
             differ = ran.differences(other, config, {*RATES, "max_steps", "warmup_steps", *ignore})
-        if scored and scored != first.setdefault("eval_tokens", scored):
-            differ["eval_tokens"] = first["eval_tokens"], scored
+        if scored and scored != (usual := usual or scored):
+            differ["eval_tokens"] = usual, scored
         found.append({**run, "system": f"{run['system']} ({ran.in_words(differ)})"} if differ else run)
     return found
 
