@@ -14,7 +14,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from nanodepth import runs, scoring
-from nanodepth.benchmarks import GROUPS, benchmarks, find_tasks, lm_eval
+from nanodepth.benchmarks import GROUPS, HarnessLM, benchmarks, find_tasks, lm_eval
 from nanodepth.cli import Parser, UserError, out_file, run_folder, run_script
 from nanodepth.data import run_data
 from nanodepth.devices import autocast, find_device
@@ -68,11 +68,11 @@ def score(run, args):
 def on_split(args):
     """Scores every run on its validation split; prints a table and returns its rows."""
     rows = [score(run, args) for run in args.runs]
-    cells = [("run", "step", "parameters", "tokens", "loss", "ppl", "bytes of text", "bits/byte")]
+    cells = [("run", "step", "parameters", "data", "seq_len", "tokens", "loss", "ppl", "bytes of text", "bits/byte")]
     for row in rows:
         text = ("-", "-") if row["bpb"] is None else (f"{row['eval_bytes']:,}", f"{row['bpb']:.4f}")
-        cells.append((row["run"], f"{row['step']:,}", f"{row['parameters']:,}", f"{row['eval_tokens']:,}",
-                      f"{row['loss']:.4f}", f"{row['ppl']:.3f}", *text))
+        cells.append((row["run"], f"{row['step']:,}", f"{row['parameters']:,}", row["data"], f"{row['seq_len']:,}",
+                      f"{row['eval_tokens']:,}", f"{row['loss']:.4f}", f"{row['ppl']:.3f}", *text))
     print_table(cells)
     return rows
 
@@ -85,9 +85,9 @@ def on_tasks(args):
             raise UserError(f"{run}: eval.jsonl cannot be written there: copy the run to a writable folder")
     rows = []
     for run in args.runs:
-        step = runs.read_checkpoint(run)["step"]                            # training may go on meanwhile
-        tables = benchmarks(run, args, *asked)
-        rows.append({"run": run, "time": time.strftime("%Y-%m-%dT%H:%M:%S"), "step": step,
+        lm = HarnessLM(run, args.device, args.batch_tokens, args.seq_len)
+        tables = benchmarks(lm, args, *asked)
+        rows.append({"run": run, "time": time.strftime("%Y-%m-%dT%H:%M:%S"), "step": lm.step,
                      "lm_eval": lm_eval.__version__, "limit": args.limit, "tables": tables})
         with open(Path(run) / "eval.jsonl", "a", encoding="utf-8") as f:
             f.write(runs.to_json(rows[-1]))

@@ -60,7 +60,8 @@ class HarnessLM(TemplateLM):
         self.batch_tokens, self.seq_len = batch_tokens, seq_len or self.model.config.max_len
         if self.seq_len > self.model.config.max_len:
             raise UserError(f"--seq_len {seq_len} is longer than max_len {self.model.config.max_len} of {run}")
-        self.name, self.autocast = config["model"], autocast(self._device, config["options"]["dtype"])
+        self.name, self.step = config["model"], config["step"]
+        self.autocast = autocast(self._device, config["options"]["dtype"])
 
     def tok_encode(self, string, add_special_tokens=True, **kwargs):
         """The tokens of a text. UserError for a continuation without tokens after the context ""."""
@@ -187,14 +188,13 @@ def run_tasks(lm, names, manager, num_fewshot, limit):
         return lm_eval.evaluate(lm, task_dict=loaded, limit=limit, bootstrap_iters=1000, log_samples=False)
 
 
-def benchmarks(run, args, manager, tables):
-    """{table: {column: {"value", "stderr", "shots"}}} of one run, for the tables of find_tasks.
+def benchmarks(lm, args, manager, tables):
+    """{table: {column: {"value", "stderr", "shots"}}} of a HarnessLM, for the tables of find_tasks.
 
     Accuracies are in percent. Avg. is the mean of a group's accuracies, as in the papers. shots: how many examples the
     questions of the task had before them, whatever was asked for.
     """
-    found, lm = {}, HarnessLM(run, args.device, args.batch_tokens, args.seq_len)
-    longest = lm.seq_len
+    found, longest = {}, lm.seq_len
     for name, tasks in tables.items():
         shots, columns = GROUPS.get(name, (None, {}))
         shots = shots if args.num_fewshot is None else args.num_fewshot

@@ -331,7 +331,8 @@ def test_recall_reads_2048_tokens(tmp_path, monkeypatch):
     monkeypatch.setattr(benchmarks, "run_tasks", results)
     groups = {name: [task for task, _ in benchmarks.GROUPS[name][1].values()] for name in ("recall", "exo")}
     for seq_len in (None, 2500):
-        args = argparse.Namespace(device="cpu", batch_tokens=100, seq_len=seq_len, num_fewshot=None, limit=None)
-        tables = benchmarks.benchmarks(run, args, None, {**groups, "tasks": ["small"]})
+        args = argparse.Namespace(seq_len=seq_len, num_fewshot=None, limit=None)
+        tables = benchmarks.benchmarks(benchmarks.HarnessLM(run, "cpu", seq_len=seq_len), args, None,
+                                       {**groups, "tasks": ["small"]})
         assert tables["recall"]["Avg."]["value"] == 50
     assert seen == [(2048, 0), (3000, 5), (3000, None), (2500, 0), (2500, 5), (2500, None)]
