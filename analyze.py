@@ -94,7 +94,8 @@ def probe(args):
     for run, name in zip(args.runs, names):
         found[name] = numbers = measure(run, args, device)
         copied, others, share = numbers["copying"].values()
-        print(f"{name}: {numbers['model']}, loss {numbers['loss']:.4f} on {numbers['tokens']:,} tokens; "
+        print(f"{name}: {numbers['model']}, loss {numbers['loss']:.4f} on {numbers['tokens']:,} tokens of "
+              f"{numbers['data']}, {numbers['seq_len']:,} at a time; "
               + (f"{copied:.4f} on the {share:.0%} that could be copied, {others:.4f} on the others" if share else
                  "nothing could be copied"), flush=True)
         if not numbers["depth"]:
@@ -127,7 +128,8 @@ def measure(run, args, device):
         numbers = inside.measure(model, batches, probes.find(config["model"]))
     except UserError as e:
         raise UserError(f"{run}: {e}") from None
-    return {"run": str(run), "model": config["model"], "step": config["step"], **numbers}
+    return {"run": str(run), "model": config["model"], "step": config["step"], "data": str(data.path), "seq_len": T,
+            **numbers}
 
 
 # --------------------------------------------------------------------------------------------------------- command line

@@ -104,6 +104,7 @@ def test_probe(trained, tmp_path):
         found, (model, config) = strict(tmp_path / "o" / f"{name}.json"), runs.load(folder / name)
         batches = list(run_data(folder / name, config).val_batches(256, 4, 32))         # 8 rows of 32: 256 tokens
         assert found.pop("run") == found.pop("model") == name and found.pop("step") == 3
+        assert found.pop("data") == config["data"]["path"] and found.pop("seq_len") == 32
         assert found["depth_error"] < 64 * torch.finfo(torch.float32).eps and found["tokens"] == 256
         assert found == json.loads(json.dumps(inside.measure(model, batches, probes.find(name))))
 
