@@ -84,6 +84,7 @@ def test_what_may_change(data, whole, scripts, tmp_path):
     for key in ("loss", "ppl", "bpb"):
         near(scores[key], last[key], times=64)
         assert f"{scores[key]:.3f}"[:4] in done.stdout
+    assert done.stdout.splitlines()[1].split()[3:6] == [str(tmp_path / "moved"), str(SMALL["seq_len"]), "300"]
     assert (scores["eval_tokens"], scores["step"], done.stderr) == (300, 40, "")        # it was resumed with this code
     assert (tmp_path / "a" / "source" / "from-step-30" / "models" / "gpt.py").exists()
     config = json.loads((tmp_path / "a" / "config.json").read_text())
