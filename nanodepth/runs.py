@@ -254,6 +254,7 @@ class Run:
         self.model, self.optimizers, self.edited = model, optimizers, []
         self.start, self.saved, self.evaluated, self.save_failed, self.wandb = 0, -1, -1, False, None
         self.lock, self.place = (lock(path), path.stat()) if self.writes else (None, None)
+        ranks.share(None)                                                   # the others wait until it is locked
 
     @classmethod
     def new(cls, options, asked, model, optimizers, data, ranks):
@@ -293,10 +294,10 @@ class Run:
         a UserError, and no file changes.
         """
         path = Path(options.resume)
-        checkpoint = read_checkpoint(path)
-        config, step = checkpoint["config"], checkpoint["step"]
-        run, code = cls(path, config, options, model, optimizers, ranks), ran.code(models.module(options.model))
-        run.edited = changed(config, code)
+        run, code = cls(path, None, options, model, optimizers, ranks), ran.code(models.module(options.model))
+        checkpoint = read_checkpoint(path)                                  # locked: no other process replaces it
+        run.config = config = checkpoint["config"]
+        step, run.edited = checkpoint["step"], changed(config, code)
         if options.max_steps != config["options"]["max_steps"]:
             check_length(options, config["options"]["max_steps"], step)
         check_data(data, path, config)

@@ -97,6 +97,14 @@ def test_what_may_change(data, whole, scripts, tmp_path):
     assert rows(tmp_path / "a", "val")[-1]["eval_tokens"] == 300
 
 
+def test_a_checkpoint_is_read_once_the_folder_is_locked(whole, tmp_path, monkeypatch):
+    """The process that held it has saved a newer one meanwhile, the last."""
+    lock = runs.lock
+    shutil.copytree(whole / "before_decay", tmp_path / "a")
+    monkeypatch.setattr(runs, "lock", lambda path: shutil.copy(whole / "ckpt.pt", path) and lock(path))
+    assert inside("--resume", str(tmp_path / "a")) == 0 and rows(tmp_path / "a")[-1]["step"] == 30      # trains no more
+
+
 def test_init_from(data, whole, scripts, tmp_path):
     """The weights, and the options of the model; the rest is a new run's."""
     few = {key: SMALL[key] for key in ("seq_len", "batch_tokens", "eval_tokens", "device", "dtype")}
