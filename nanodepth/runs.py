@@ -254,7 +254,6 @@ class Run:
         self.model, self.optimizers, self.edited = model, optimizers, []
         self.start, self.saved, self.evaluated, self.save_failed, self.wandb = 0, -1, -1, False, None
         self.lock, self.place = (lock(path), path.stat()) if self.writes else (None, None)
-        ranks.share(None)                                                   # the others wait until it is locked
 
     @classmethod
     def new(cls, options, asked, model, optimizers, data, ranks):
@@ -295,7 +294,8 @@ class Run:
         """
         path = Path(options.resume)
         run, code = cls(path, None, options, model, optimizers, ranks), ran.code(models.module(options.model))
-        checkpoint = read_checkpoint(path)                                  # locked: no other process replaces it
+        ranks.share(None)                                                   # wait until the folder is locked
+        checkpoint = read_checkpoint(path)                                  # which no other process replaces now
         run.config = config = checkpoint["config"]
         step, run.edited = checkpoint["step"], changed(config, code)
         if options.max_steps != config["options"]["max_steps"]:
