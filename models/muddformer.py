@@ -16,7 +16,7 @@ Changed from gpt.py: Config, Config.__post_init__, Attention.forward, Block.__in
     Model.init_weights, Model.forward
 Optimizer: w1, w2 and a go to AdamW at train.py's mix_lr; Muon trains the matrices of the blocks alone.
 Paper and code (github.com/Caiyun-AI/MUDDFormer): w1 has the code's hidden width, so that released weights load; the
-paper's is n S. Eq. 10 has X_i inside the last norm; here it is outside, as in the paper's text and the code. In the
+paper's is 4 S. Eq. 10 has X_i inside the last norm; here it is outside, as in the paper's text and the code. In the
 released weights block 1 has one norm for q, k and v. Outside the mixtures the paper initialises with Xavier normal, we
 as in gpt.py.
 """

@@ -12,8 +12,8 @@ In block 1 all four are X_0. The head reads one more mixture, X^r of X_0 .. X_L.
 Changed from pythia.py: Config.__post_init__, Attention.forward, Block.__init__, Block.forward, Model.__init__,
     Model.init_weights, Model.forward
 Optimizer: w1, w2 and a go to AdamW at train.py's mix_lr; Muon trains the matrices of the blocks alone.
-Paper and code (github.com/Caiyun-AI/MUDDFormer): in the paper, as here, everything but the connections is Pythia's. The
-released weights have QK norm; here there is none.
+Paper and code (github.com/Caiyun-AI/MUDDFormer): in the paper, as here, all but the connections and the MLPs' widths is
+Pythia's. The released weights have QK norm; here there is none.
 """
 import math
 from dataclasses import dataclass
