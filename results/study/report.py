@@ -123,6 +123,23 @@ def sums_table(losses):
     return markdown(head, rows)
 
 
+def halves_table(losses):
+    """What half the learning rates change at 12 x 256, and the leads over gpt there, all at the better of the two."""
+    better, losses = {}, dict(losses)
+    for run in compare.table(HERE / "rates.csv"):
+        if run["system"].endswith("-12x256"):
+            losses.setdefault(f"{run['system']}, half", {})[run["seed"]] = run["others"]
+    for name in (name for name in losses if name.endswith("-12x256")):
+        half, change = f"{name}, half", difference(losses, f"{name}, half", name)[0]
+        better[name] = half if change and change < 0 else name
+    best = better["gpt-12x256"]
+    rows = [[f"`{name[:-7]}`", gap(losses, f"{name}, half", name), str(len(losses.get(f"{name}, half", ()))),
+             gap(losses, better[name], best)]
+            for name in sorted(better, key=lambda name: difference(losses, better[name], best)[0])]
+    return markdown(["system", "half the rates, minus the full ones", "seeds at half", "minus gpt, both at the better"],
+                    rows)
+
+
 def leads_picture(at):
     """Leads at the ends of all lengths; in grey the narrowest 95% interval, around zero."""
     fig, ((ax,),) = pictures.figure(1, 1, (8, 5.5))
@@ -204,8 +221,9 @@ def pages(runs):
     usual = {f"{place(steps)}, not copyable": (final(at[steps], "others"), "", "gpt") for steps in list(at)[-2:]}
     usual[f"{place(USUAL)}, all"] = final(at[USUAL], "loss"), "", "gpt"
     elsewhere = {there: (short, f"-{shape}", gpt) for shape, (there, gpt) in SHAPES.items()}
-    tables = {"leads": leads_table(at, SPEED), "sums": sums_table(short), "claims": claims_table(usual),
-              "elsewhere": claims_table(elsewhere), **{shape: shapes_table(short, shape) for shape in SHAPES}}
+    tables = {"leads": leads_table(at, SPEED), "sums": sums_table(short), "halves": halves_table(short),
+              **{shape: shapes_table(short, shape) for shape in SHAPES},
+              "claims": claims_table(usual), "elsewhere": claims_table(elsewhere)}
     texts = {README: front(README.read_text(), at)}
     for page in (HERE / "README.md", HERE / "claims.md"):
         texts[page] = re.sub(r"(<!-- (\w+) -->\n).*?(\n<!-- end -->)", lambda m: m[1] + tables[m[2]] + m[3],
