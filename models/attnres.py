@@ -12,6 +12,7 @@ Changed from gpt.py: Config, Block.forward, Model.__init__, Model.init_weights, 
 Equal to gpt.py at initialisation: all queries are zero, so all weights are equal. h_l is then the residual sum divided
     by l + 1, and every reader's norm removes that factor (up to norm_eps).
 Optimizer: the queries go to AdamW at mix_lr, train.py's rate for mixing parameters, without weight decay.
+Paper and code: RN has a gain in the paper's pseudocode and in public code. w_l can absorb it, so ours has none.
 Other default than gpt.py's: norm_eps. At initialisation (zero_init) all v_s but the embedding are zero, so h_l is the
     embedding (std 0.02) divided by l + 1: its mean square is 6e-7 at l = 24, and an eps of 1e-6 would shrink it.
 """

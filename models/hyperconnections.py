@@ -16,7 +16,8 @@ Equal to gpt.py at initialisation: each stream is gpt.py's x. The head reads n x
 Optimizer: static, W and scale go to AdamW at train.py's mix_lr, without weight decay.
 Paper and code:
     - LN has a gain and a bias in the paper's pseudocode, but not in its parameter counts. Ours has none.
-    - The paper decays W and scales the initial wo and w_down by sqrt(n). We do neither: all our models start alike.
+    - The paper decays W, and scales the initial wo and w_down by sqrt(n), by which SATFormer's code divides them. We do
+      neither: all our models start alike.
 """
 import math
 from dataclasses import dataclass

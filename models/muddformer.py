@@ -17,8 +17,8 @@ Changed from gpt.py: Config, Config.__post_init__, Attention.forward, Block.__in
 Optimizer: w1, w2 and a go to AdamW at train.py's mix_lr; Muon trains the matrices of the blocks alone.
 Paper and code (github.com/Caiyun-AI/MUDDFormer): w1 has the code's hidden width, so that released weights load; the
 paper's is 4 S. Eq. 10 has X_i inside the last norm; here it is outside, as in the paper's text and the code. In the
-released weights block 1 has one norm for q, k and v. Outside the mixtures the paper initialises with Xavier normal, we
-as in gpt.py.
+released weights block 1 has one norm for q, k and v. Outside the mixtures the paper initialises with Xavier normal, the
+JAX code with N(0, 0.006), we as in gpt.py.
 """
 import math
 from dataclasses import dataclass

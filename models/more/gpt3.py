@@ -4,7 +4,7 @@ It has a LayerNorm before each sublayer, learned absolute positions, and a GELU 
 Every norm and every linear map but the head has a bias. For tokens idx (B, T):
     x  = embed[idx] + pos_embed[0 .. T-1]
     x <- x + wo( softmax( q k^T / sqrt(d_head) + causal ) v ),   q, k, v = wq, wk, wv( norm(x) )
-    x <- x + w_down( gelu( w_up( norm(x) ) ) )
+    x <- x + w_down( gelu( w_up( norm(x) ) ) ),   gelu in its tanh form
     logits = head( norm(x) )
 Weights start as N(0, 0.02), those of wo and w_down as N(0, 0.02 / sqrt(2 L)), and biases at zero.
 GPT-2 is tie_embeddings=True. The "Transformer" of MUDDFormer's scaling runs is untied.
