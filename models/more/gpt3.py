@@ -14,7 +14,8 @@ Changed from gpt.py: Config, Config.__post_init__, RMSNorm, RMSNorm.__init__, RM
     Model.init_weights, Model.forward, Model.rope
 Optimizer: as gpt.py; Muon trains the matrices of the blocks, AdamW embeddings, positions, norms, biases and the head.
 Paper and code: GPT-3 alternates full with banded sparse attention. The papers that compare with it use full attention.
-GPT-2's released norms have an eps of 1e-5; here norm_eps is 1e-6, as in every baseline.
+GPT-2's released norms have an eps of 1e-5; here norm_eps is 1e-6, as in every baseline. Unlike GPT-2's paper, nanoGPT
+and Hugging Face, its code (github.com/openai/gpt-2) does not scale wo and w_down. It starts positions at N(0, 0.01).
 """
 import math
 from dataclasses import dataclass

@@ -18,6 +18,7 @@ Equal to gpt.py when: router = softmax and n_expert = top_k = 1.
 Optimizer: Muon trains each expert's matrices separately; W and gamma go to AdamW at train.py's mix_lr.
 Paper and code: no code of the authors is known. The paper has k = 8 of E = 64; the defaults are those of muddmoe.py.
     It does not specify the balance loss. Here F and P are of one sequence, so the loss does not depend on the batch.
+    One of its equations norms after the ReLU. We norm before, as in the others and in the text. gamma starts at 1.
 """
 import math
 from dataclasses import dataclass

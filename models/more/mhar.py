@@ -12,6 +12,8 @@ Equal to gpt.py at initialisation, up to norm_eps: all queries are zero.
 Optimizer: the queries go to AdamW at train.py's mix_lr, without weight decay.
 Other default than gpt.py's: norm_eps, as in attnres.py.
 Paper and code: the pseudo-code can be read as an RN per slice; the paper's equation and code have one RN over all C.
+The paper's first version has as many heads as key/value heads, and random initial queries. The second has 8 heads and
+zero queries, but its setup section still says key/value heads.
 """
 import math
 from dataclasses import dataclass
