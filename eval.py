@@ -57,7 +57,8 @@ def score(run, args):
     data, seq_len = run_data(run, config, args.data), args.seq_len or config["options"]["seq_len"]
     if seq_len > model.config.max_len:
         raise UserError(f"--seq_len {seq_len} is longer than max_len {model.config.max_len} of {run}")
-    batches = data.val_batches(args.tokens, max(1, args.batch_tokens // seq_len), seq_len)
+    rows = min(args.batch_tokens, args.tokens or data.n_val) // seq_len         # a batch is padded to its full size
+    batches = data.val_batches(args.tokens, max(1, rows), seq_len)
     batches = tqdm(batches, run, unit=" batches", leave=False, disable=None)
     row = scoring.evaluate(model, batches, data.token_bytes, autocast(device, config["options"]["dtype"]))
     return {"run": run, "model": config["model"], "step": config["step"],

@@ -157,7 +157,7 @@ def find_tasks(names, task_dir):
     UserError without lm_eval, and for an unknown name.
     """
     if lm_eval is None:
-        raise UserError("benchmarks need the package lm_eval, 0.4.12 or newer: pip install lm_eval")
+        raise UserError("benchmarks need the package lm_eval, 0.4.12 or newer: pip install -U lm_eval")
     if task_dir and not Path(task_dir).is_dir():
         raise UserError(f"--task_dir {task_dir} is not a folder")
     from lm_eval.tasks import TaskManager                                   # slow to import

@@ -35,7 +35,7 @@ def read_shard(path) -> np.memmap:
                         f"{MAGIC}, {VERSION} and a number of tokens: prepare it with data_prep.py")
     if size != 4 * HEADER + 2 * n:
         raise UserError(f"{path}: header says {n:,} tokens, file holds {size / 2 - 2 * HEADER:,.15g}: prepare the "
-                        "folder again, or download this file again")
+                        "folder again, or delete this file and download it again")
     return np.memmap(path, "<u2", "r", offset=4 * HEADER, shape=(n,))
 
 
@@ -98,8 +98,8 @@ class Data:
                        for split in ("train", "val")}                                   # uint16 (n_tokens,) each
         for split, found in self.shards.items():
             if not found:
-                raise UserError(f"{path}: no {split} shard (*{split}*.bin) in the folder: "
-                                "prepare it with python data_prep.py")
+                raise UserError(f"{path}: no {split} shard in the folder, a .bin file with {split} as a word of "
+                                "its name: prepare it with python data_prep.py")
         self.n_train, self.n_val = (sum(map(len, self.shards[split])) for split in ("train", "val"))
         needed = [name for name in shards if not recorded or split_of(name) in checked]
         known = index(path, shards, needed)
