@@ -51,8 +51,8 @@ def sizes(name, options):
 
 def row(name):
     same = same_shape(models.module(name).Config, models.module("gpt").Config, {})
-    (n, flops), (n0, flops0), lines = sizes(name, {}), sizes("gpt", same), code(ROOT / models.path(name))[2]
-    return [f"`{name}`", models.parent(name), str(changed(name)), str(lines), f"{n:,}", f"{n - n0:+,}",
+    (n, flops), (n0, flops0) = sizes(name, {}), sizes("gpt", same)
+    return [f"`{name}`", models.parent(name), str(changed(name)), f"{n:,}", f"{n - n0:+,}",
             f"{flops / flops0 - 1:+.1%}"]
 
 
@@ -61,7 +61,7 @@ def main():
     for name in dict.fromkeys(re.findall(r"\[`(\w+)`\]\(models/", text)):
         rows.append(row(name))                      # | [`name`](file) | idea | what a layer reads | lines | ...
         text = re.sub(rf"^(\| \[`{name}`\](?:[^|]*\|){{3}})[^|]*\|", rf"\1 {rows[-1][2]} |", text, flags=re.M)
-    head = ["model", "parent", "lines changed", "lines", "parameters", "more parameters", "more FLOPs"]
+    head = ["model", "parent", "lines changed", "parameters", "more parameters", "more FLOPs"]
     (ROOT / "results" / "sizes.md").write_text(f"{TEXT}{markdown(head, rows)}\n")
     (ROOT / "README.md").write_text(text)
 

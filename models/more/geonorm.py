@@ -13,11 +13,10 @@ With zero_init a step is the identity at the start. Its derivative with respect 
 
 Changed from gpt.py: Block.__init__, Block.forward, Model.init_weights, Model.forward
 Optimizer: scale goes to AdamW at train.py's mix_lr, without decay.
-Paper and code: we found no code of the authors, and follow a public reimplementation of Eq. 3 to 5 and appendix D
-(GeoNorm in github.com/SeonghwanSeo/kfold), whose sublayers norm their input as well. By default it decays with
-1 / (l + 1). It says that the paper also suggests the square root, which leaves late layers larger steps. It adds a
-learned bias to theta; we do not: v = 0 has no direction, and a bias would shrink x there. It bounds theta from above
-only. RN of the embedding is ours.
+Paper and code: we found no code of the authors, and follow a public reimplementation (GeoNorm in SeonghwanSeo/kfold).
+By default it decays with 1 / (l + 1); it says that the paper also suggests the square root, which leaves late layers
+larger steps. It adds a learned bias to theta; we do not: v = 0 has no direction, and a bias would shrink x there. It
+bounds theta from above only. RN of the embedding is ours.
 """
 import math
 from dataclasses import dataclass

@@ -16,10 +16,10 @@ Changed from gpt.py: Config, Config.__post_init__, Cache, Cache.__init__, Attent
 Equal to gpt.py when: d_sim = d_head, the expand of heads copies them, that of features is the identity, refine is 0.
 Optimizer: the linear maps of features are matrices inside the blocks, for Muon; their biases go to AdamW at adamw_lr.
     The convolutions go to AdamW at train.py's mix_lr, without decay.
-Paper and code: the released code has no positions, no norm of q and k, and no shared key/value heads. Here norm and
-rotation come last: if maps came later, scores would not depend on distance alone. It gives no sizes; our defaults
-(12 heads -> 36, 64 features -> 96, kernel 5 at 124M) are believed to be the paper's, but unverified. The code
-(github.com/chuanyang-Zheng/SAS, SAS.py) applies wo to each group before the mean, which differs only in its bias.
+Paper and code (github.com/chuanyang-Zheng/SAS): the code has no positions, no norm of q and k, and no shared key/value
+heads. Here norm and rotation come last: if maps came later, scores would not depend on distance alone. Our defaults
+(12 heads -> 36, 64 features -> 96, kernel 5 at 124M) are believed to be the paper's, but unverified. The code applies
+wo to each group before the mean, which differs only in wo's bias.
 """
 import math
 from dataclasses import dataclass
