@@ -14,9 +14,8 @@ Changed from gpt.py: Config, Config.__post_init__, Cache, Cache.__init__, Attent
 Equal to gpt.py when: share = 1.
 Optimizer: as gpt.py.
 The paper has a separate norm before wk and wv, whose gains they can absorb; here it is attn_norm. If share does not
-divide the layers, the paper's first group is smaller, here the last one. One author's code, gpt_crosslayer in
-github.com/IBM/dolomite-engine, norms no queries and keys. It allows groups of any sizes; our two options cannot write
-CLA2-DenseBack.
+divide the layers, the paper's first group is smaller, here the last one. One author's code (IBM/dolomite-engine) norms
+no queries and keys, and allows groups of any sizes; our two options cannot write CLA2-DenseBack.
 """
 import math
 from dataclasses import dataclass
