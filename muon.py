@@ -212,20 +212,19 @@ def set_step(optimizers, step, lr_scale, options):
 
 def constant_until(options):
     """The step after which rate or momentum falls: up to it a wsd run can be made longer. Cosine: -1."""
-    n_momentum = momentum_span(options.max_steps) if options.optimizer == "muon" else 0
+    n_momentum = 0 if options.optimizer == "adamw" else momentum_span(options.max_steps)
     n_last = max(n_momentum, round(options.decay_frac * options.max_steps))
     return options.max_steps - n_last if options.schedule == "wsd" else -1
 
 
 def momentum_span(max_steps):
-    """For how many steps Muon's momentum rises at the start, and falls at the end: 100, at most a quarter of all."""
+    """For how many steps Muon's momentum falls at the end: 100, at most a quarter of all."""
     return max(1, min(100, max_steps // 4))
 
 
 def momentum_at(step, max_steps):
-    """Muon's momentum at a step: it rises linearly from 0.85 to 0.95 at the start, and falls back at the end.
+    """Muon's momentum at a step: it rises linearly from 0.85 to 0.95 over 100 steps, and falls back at the end.
 
     (ExoFormer's code; the paper does not mention it.)
     """
-    span = momentum_span(max_steps)
-    return 0.85 + (0.95 - 0.85) * min(1.0, step / span, (max_steps - step) / span)
+    return 0.85 + (0.95 - 0.85) * min(1.0, step / 100, (max_steps - step) / momentum_span(max_steps))

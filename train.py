@@ -114,7 +114,7 @@ def parse(argv):
     flags = vars(parser.parse_args(argv))
     if asked.resume and flags["resume"] == "auto":                          # --out has named the run
         del flags["out"]
-    flags |= {name: vars(asked)[name] for name in ("resume", "init_from") if name in flags}
+    flags |= {name: vars(asked)[name] for name in ("resume", "init_from", "out") if name in flags}
     if asked.resume:
         runs.check_flags(flags, asked.resume, defaults)
     chosen, config = pick(Options, {**defaults, **flags}), pick(config_class, {**defaults, **flags})

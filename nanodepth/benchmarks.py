@@ -1,8 +1,10 @@
 """Benchmarks: an adapter to lm_eval, and the papers' tables."""
+import random
 import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
@@ -173,6 +175,7 @@ def find_tasks(names, task_dir):
 
 def run_tasks(lm, names, manager, num_fewshot, limit):
     """What lm_eval.evaluate returns. UserError for tasks that do not load."""
+    random.seed(0), np.random.seed(1234), torch.manual_seed(1234)           # some tasks shuffle; as simple_evaluate
     try:
         loaded = manager.load(names)
     except Exception as e:                                                  # a broken task file raises anything

@@ -84,7 +84,8 @@ def of_the_machine(error, memory):
 
 def out_of_memory(error):
     """Whether this exception means that the memory of the GPU or of the CPU is full."""
-    return type(error).__name__ in ("OutOfMemoryError", "MemoryError") or "DefaultCPUAllocator" in str(error)
+    said = "DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory"
+    return type(error).__name__ in ("OutOfMemoryError", "MemoryError") or any(words in str(error) for words in said)
 
 
 def one_line(error):
@@ -108,12 +109,13 @@ def run_folder(path):
 
 @contextmanager
 def signals():
-    """A list that gets the number of a signal which asks this process to stop. A second one ends it at once."""
+    """A list that gets the number of a signal which asks this process to stop. A second Ctrl-C ends it at once."""
     got = []
 
     def on_signal(number, frame):
         got.append(number)
-        signal.signal(number, signal.SIG_DFL)
+        if number == signal.SIGINT:                             # torchrun and shells repeat the others
+            signal.signal(number, signal.SIG_DFL)
         if os.environ.get("RANK", "0") == "0":
             with suppress(OSError):                             # the terminal may be gone
                 os.write(2, b"\nstopping after this step; interrupt again to quit now\n")

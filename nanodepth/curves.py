@@ -103,17 +103,21 @@ def find_baseline(groups):
 def usable(systems):
     """({name: its runs whose final losses can be averaged}, [text]: which runs cannot, and why).
 
-    Of runs of one seed that is the newest; none that diverged or has not finished, if others of its system have.
+    Of runs of one seed that is the newest that has finished; none that diverged or has not finished, if others of its
+    system have.
     """
+    def ended(run):
+        return run["done"] and math.isfinite(run["val"][-1]["loss"])
+
     kept, messages = {}, []
     for name, some in systems.items():
         seeds = {}
-        for run in sorted(some, key=lambda run: (Path(run["run"]) / "log.jsonl").stat().st_mtime_ns):
+        for run in sorted(some, key=lambda run: (ended(run), (Path(run["run"]) / "log.jsonl").stat().st_mtime_ns)):
             if run["seed"] in seeds:
-                messages.append(f"{seeds[run['seed']]['run']}: there is a newer run of the same system with the same "
-                                f"seed, {run['run']}")
-            seeds[run["seed"]] = run                                                    # the newest comes last
-        good = [run for run in seeds.values() if run["done"] and math.isfinite(run["val"][-1]["loss"])]
+                messages.append(f"{seeds[run['seed']]['run']}: {run['run']} is a newer or finished run of the same "
+                                "system with the same seed")
+            seeds[run["seed"]] = run                                                    # the one that counts comes last
+        good = [run for run in seeds.values() if ended(run)]
         for run in seeds.values() if good else ():
             last = run["val"][-1]
             if run not in good:

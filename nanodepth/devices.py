@@ -104,8 +104,8 @@ def peak_flops(device):
     """Dense bf16 FLOP/s from the vendor's data sheet, or None for a chip that is not in the list."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     # None where the name holds that of a faster chip
-    table = {"Laptop": None, "H200 NVL": None, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12,
-             "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}
+    table = {"Laptop": None, "MIG": None, "4090 D": None, "H200 NVL": None, "H200": 989e12, "H100 PCIe": 756e12,
+             "H100 NVL": 835e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}
     return next((peak for chip, peak in table.items() if chip in name), None)
 
 

@@ -163,8 +163,8 @@ def lower(matrix):
     return np.where(np.tri(n, m, m - n), matrix, math.nan)
 
 
-def draw_depth(found, columns=4, size=(3.4, 3.3)):
-    """Depth and value matrices: who reads what with which weight. Grey comes later and cannot be read. size: a panel's.
+def draw_depth(found):
+    """Depth and value matrices: who reads what with which weight. Grey comes later and cannot be read.
 
     All pictures share one scale: linear up to 0.1, logarithmic up to 10; larger weights have the last colour.
     """
@@ -173,8 +173,10 @@ def draw_depth(found, columns=4, size=(3.4, 3.3)):
     for run, numbers in found.items():
         for name, A in numbers["depth"].items():
             rows, reader = lower(A), "read by sublayer (last: head)"
-            if name != "r":                             # the MLPs and the head read r
+            if name != "r":
                 rows, reader = rows[:-1:2], "read by attention of layer"
+            elif len(numbers["depth"]) > 1:             # attention reads the other streams
+                reader = "residual before sublayer (last: head)"
             title = f"{run}, {name} input" if len(numbers["depth"]) > 1 else run
             panels.append((title, rows, "output of sublayer (0: embedding)", reader, (1, 0)))
         for name, A in numbers["values"].items():
@@ -183,9 +185,9 @@ def draw_depth(found, columns=4, size=(3.4, 3.3)):
                            "used in layer", (1, 0 if outside else 1)))
     if not panels:
         return None
-    columns = min(len(panels), columns)
+    columns = min(len(panels), 4)
     height = math.ceil(len(panels) / columns)
-    fig, axes = figure(height, columns, (size[0] * columns, size[1] * height))
+    fig, axes = figure(height, columns, (3.4 * columns, 3.3 * height))
     for ax in axes.flat[len(panels):]:
         ax.axis("off")
     for ax, (title, rows, source, reader, first) in zip(axes.flat, panels):

@@ -17,8 +17,8 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 DECIDE = "train.py", "nanodepth/data.py", "nanodepth/devices.py", "nanodepth/scoring.py"
-FREE = {"seed", "preset", "data", "out", "resume", "device", "threads", "compile", "deterministic", "micro_batch",
-        "eval_every", "eval_tokens", "final_eval_tokens", "save_every", "wandb"}        # options that change no loss
+FREE = {"seed", "preset", "data", "init_from", "out", "resume", "device", "threads", "compile", "deterministic",
+        "micro_batch", "eval_every", "eval_tokens", "final_eval_tokens", "save_every", "wandb"}     # change no loss
 texts = {}                                              # {file: its source text when it was imported, in bytes}
 
 

@@ -29,7 +29,7 @@ from nanodepth.cli import UserError, one_line, pick, run_folder
 from nanodepth.data import check_data
 from nanodepth.devices import processor, random_state, set_random_state
 
-MAY_CHANGE = ran.FREE - {"seed", "preset", "out", "deterministic"} | {"max_steps"}          # of a run that goes on
+MAY_CHANGE = ran.FREE - {"seed", "preset", "init_from", "out", "deterministic"} | {"max_steps"}  # of a run that goes on
 OF_A_RUN = {"config.json", "source", "log.jsonl", "tokenizer.tiktoken"}             # written before a checkpoint
 
 
@@ -167,6 +167,7 @@ def earlier(asked):
     """The config.json of the run that --resume or --init_from (of `asked`) names, or {}. --resume auto becomes a run
     folder, or None. UserError for a run that cannot be used so.
     """
+    asked.out = asked.out and os.path.expanduser(asked.out)                 # bash leaves --out=~/x as it is
     if asked.resume == "auto":
         if asked.out is None:
             raise UserError("--resume auto needs --out: the folder to continue, or to begin")
@@ -323,7 +324,8 @@ class Run:
         if run.writes:
             write_text(path / "config.json", json.dumps(config, indent=1))
             rows = log_rows(path / "log.jsonl", step)
-            run.evaluated = max((row["step"] for row in rows if row["kind"] == "val"), default=-1)
+            run.evaluated = max((row["step"] for row in rows if row["kind"] == "val" and row["loss"] is not None),
+                                default=-1)                                 # one that diverged ends with code 3 again
             write_text(path / "log.jsonl", "".join(map(to_json, rows)))
             run.open_log()
         run.evaluated = ranks.share(run.evaluated)

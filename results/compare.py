@@ -59,7 +59,8 @@ def apart(runs, ignore=()):
     """
     first, found, usual = {}, [], None
     for run in runs:
-        differ, scored = {}, run["val"][-1].get("eval_tokens") if run["val"] else None
+        differ, ended = {}, run["val"] and math.isfinite(run["loss"])
+        scored = run["val"][-1].get("eval_tokens") if ended else None
         if config := run["config"]:
             other = first.setdefault(run["system"], config)
             differ = ran.differences(other, config, {*RATES, "max_steps", "warmup_steps", *ignore})
@@ -124,6 +125,8 @@ def main(argv):
     args = parser.parse_args(argv)
     if not (runs := apart(read(args.folder), args.ignore)):
         raise UserError(f"{args.folder} has no runs.csv, or no run is in it")
+    if not {"scale", "share"} <= runs[0].keys():
+        raise UserError(f"{args.folder}/runs.csv is not one of study.py")
     at, systems = ends(runs), list(dict.fromkeys(run["system"] for run in runs))
     base = args.baseline or ("gpt" if "gpt" in systems else systems[0])
     if base not in systems:

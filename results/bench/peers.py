@@ -25,6 +25,7 @@ from types import SimpleNamespace
 import torch
 
 sys.path[:0] = [str(folder) for folder in Path(__file__).resolve().parents[2:0:-1]]
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", "runs/inductor")       # bench's would be empty at the next call
 import bench  # noqa: E402
 import models  # noqa: E402
 import muon  # noqa: E402
@@ -72,7 +73,7 @@ def make(name, args):
 def compete(name, args, pipe, began):
     """A contestant's process: takes as many timed steps as the pipe asks for, after one that is not timed."""
     sys.stdout, device = sys.stderr, args.device
-    cache = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "runs/inductor"), name.replace("/", "-")).resolve()
+    cache = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], name.replace("/", "-")).resolve()
     os.environ["TORCHINDUCTOR_CACHE_DIR"], cold = str(cache), not cache.exists()
     model, optimizers, run = make(name, args)
     ids = torch.randint(args.shape["vocab_size"], args.batch, device=device)

@@ -30,7 +30,7 @@ def main(argv):
     for name, (system, each) in tries.items():
         study.SYSTEMS[name] = system, tuple(rate * factor for rate, factor in zip(study.SYSTEMS[system][1], each))
     code, best = study.main([*FLAGS.split(), *tries, *argv]), {}
-    runs = table(folder / "runs.csv")
+    runs = [run for run in table(folder / "runs.csv") if run["system"] in tries]
     for system in FACTORS:
         found = [(run["loss"], tries[run["system"]][1]) for run in runs if tries[run["system"]][0] == system]
         if (least := min((loss for loss, _ in found), default=math.inf)) == math.inf:

@@ -1,11 +1,10 @@
 """Makes the tables and pictures of this folder's pages and of the repository's README: python results/study/report.py
 
 Reads runs.csv and logs.jsonl.xz. Rewrites the text between <!-- NAME --> and <!-- end --> in README.md and claims.md,
-and three columns in the repository's README. Draws leads.png, gain.png and docs/depth_small.png. The time of a step
-comes from speed.csv, measured on an idle machine: the runs shared theirs.
+and three columns in the repository's README. Draws leads.png and gain.png. The time of a step comes from speed.csv,
+measured on an idle machine: the runs shared theirs.
 """
 import csv
-import json
 import math
 import re
 import sys
@@ -127,7 +126,7 @@ def halves_table(losses):
     """What half the learning rates change at 12 x 256, and the leads over gpt there, all at the better of the two."""
     better, losses = {}, dict(losses)
     for run in compare.table(HERE / "rates.csv"):
-        if run["system"].endswith("-12x256"):
+        if run["system"].endswith("-12x256") and (run["scale"], run["steps"]) == (0.5, 1000):
             losses.setdefault(f"{run['system']}, half", {})[run["seed"]] = run["others"]
     for name in (name for name in losses if name.endswith("-12x256")):
         half, change = f"{name}, half", difference(losses, f"{name}, half", name)[0]
@@ -189,21 +188,6 @@ def gain_picture(at):
     return fig
 
 
-def depth_picture(matrices):
-    """What each layer reads. matrices: {model: its depth matrix}, of muddformer that of values, by `analyze.py probe`
-    in the first seed's run (all numbers: results/study-small/probes at commit cbab47f).
-    """
-    fig = pictures.draw_depth({name: {"depth": {"v": x}, "values": {}} for name, x in matrices.items()}, 2, (2.5, 2.1))
-    *panels, bar = fig.axes
-    for ax in panels:
-        ax.set(xlabel="", ylabel="", xticks=[0, 5, 10, 15])
-    bar.set_ylabel("weight, mean over tokens (grey: comes later)", fontsize=9)
-    fig.suptitle("What a layer reads", x=0.01, ha="left", fontsize=11)
-    fig.supxlabel("output of a sublayer (0: the embedding)", fontsize=9)
-    fig.supylabel("read by the attention of layer", fontsize=9)
-    return fig
-
-
 def front(text, at):
     """The repository's README with these numbers in its table: the leads, the time of a step and the parameters."""
     losses, base = final(at[USUAL], "others"), parameters("gpt")
@@ -237,8 +221,6 @@ def main():
         page.write_text(text)
     leads_picture(ends(runs)).savefig(HERE / "leads.png", dpi=130)
     gain_picture(ends(runs)).savefig(HERE / "gain.png", dpi=200)
-    depth = json.loads((HERE.parent / "study-small" / "depth.json").read_text())
-    depth_picture(depth).savefig(README.parent / "docs" / "depth_small.png", dpi=200)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ quarter, for 1,000 steps; the other seeds use the best (--scales 1: no tuning), 
 copyable, or on all if most are copyable, as on bytes.
 
 You may kill it at any moment and start it again: a run continues from its last checkpoint. A finished stage is a line
-in runs.csv and rows in logs.jsonl.xz (here or in --results), and is kept. A stage that fails stops no other.
+in runs.csv and rows in logs.jsonl.xz (here or in --results), and is kept. One that fails stops no other system.
 With --steps 20 --scales 1 --seeds 1 --eval_tokens 4096 --no-compile this is a try of a minute. All other options are
 passed to train.py. Finished stages must differ from those to come in length, seed and rates alone: if you change an
 option, or code, name another --results. A larger study, for a GPU, is in results/gpu/day.sh.
@@ -101,9 +101,10 @@ def train_stage(stage, args):
             shutil.copytree(before[-1], f"{folder}.part", dirs_exist_ok=True)
             Path(f"{folder}.part").rename(folder)
         else:
-            words = recipe(system, scale, args) + flags(out=folder, data=args.data, seed=seed)
+            words = flags(out=folder, data=args.data, seed=seed)
     torch.set_num_threads(1)
-    code = train.main((words or flags(resume=folder)) + flags(max_steps=steps, eval_every=100))
+    code = train.main(recipe(system, scale, args) + (words or flags(resume=folder)) +
+                      flags(max_steps=steps, eval_every=100))
     if code in (0, 3):                                              # 3: the loss is not finite
         torch.set_float32_matmul_precision("highest")               # train.py allows TF32
         add(args.results, *summary(folder, system, scale))
@@ -234,8 +235,10 @@ def main(argv):
     args, args.options = parser.parse_known_args(argv)              # further options go to train.py
     args.out = (args.out or (Path("runs/study") if args.results == HERE else args.results / "runs")).resolve()
     args.results, args.steps = args.results.resolve(), sorted(set(args.steps))
-    if given := {word.split("=")[0] for word in args.options} & {f"--{name}" for name in RATES}:
-        parser.error(f"{min(given)}: this script sets the learning rates; give your model a line in its SYSTEMS")
+    ours = {*RATES, "model", "seed", "max_steps", "eval_every", "resume"}
+    if given := {word.split("=")[0] for word in args.options} & {f"--{name}" for name in ours}:
+        parser.error(f"{min(given)}: this script sets it; it has --systems, --seeds and --steps, and a line in SYSTEMS "
+                     "for your model's options and learning rates")
     for folder in (args.results, args.out):
         folder.mkdir(parents=True, exist_ok=True)
     fingerprint = data.Data(data.find_folder(args.data)).fingerprint

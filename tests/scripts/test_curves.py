@@ -74,15 +74,16 @@ def test_the_baseline(tmp_path):
 
 
 def test_runs_that_cannot_be_averaged_are_named(tmp_path):
-    """Of one seed the newest counts; beside finished runs neither one that diverged nor one that stopped early."""
+    """Of one seed the newest finished one counts; beside finished runs none that diverged or stopped early."""
     made = {name: write_run(tmp_path / name, losses, seed, options={"max_steps": 200}) for name, losses, seed in (
         ("a", [5, 4, 3], 0), ("b", [5, 4, 3], 0), ("s", [5, 4, 3], 1), ("dead", [5, 4, math.nan], 2),
-        ("young", [5, 4], 3))}
-    for age, name in enumerate("bas"):
-        os.utime(tmp_path / name / "log.jsonl", ns=(0, 10 ** 9 * (9 - age)))                    # b is the newest
+        ("young", [5, 4], 3), ("again", [5, 4], 0))}
+    for age, name in enumerate(("again", *"bas")):
+        os.utime(tmp_path / name / "log.jsonl", ns=(0, 10 ** 9 * (9 - age)))                    # the newest comes first
     kept, said = curves.usable(curves.systems(read(*made.values())))
-    assert [run["run"] for run in kept[ROOT]] == [str(made["s"]), str(made["b"])]
-    assert said == [f"{made['a']}: there is a newer run of the same system with the same seed, {made['b']}",
+    assert {run["run"] for run in kept[ROOT]} == {str(made["s"]), str(made["b"])}
+    assert said == [*(f"{made[old]}: {made[new]} is a newer or finished run of the same system with the same seed"
+                      for old, new in (("again", "a"), ("a", "b"))),
                     f"{made['dead']}: diverged: its loss at step 200 is not finite, other runs of {ROOT} have finished",
                     f"{made['young']}: stopped at step 100 of 200, other runs of {ROOT} have finished"]
     alone = curves.systems(read(made["young"]))

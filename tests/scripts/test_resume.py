@@ -2,6 +2,7 @@
 import copy
 import json
 import math
+import os
 import re
 import shutil
 import signal
@@ -17,7 +18,7 @@ import data_prep
 import models
 import muon
 import train
-from nanodepth import runs
+from nanodepth import cli, runs
 from nanodepth.cli import UserError
 from small import SMALL, assert_same_run, finish, flags, inside, losses, near, rows, start, vals
 
@@ -29,22 +30,21 @@ def resumed(scripts, *words):
 
 
 def test_a_longer_run_is_the_one_that_was_longer_from_the_start(data, scripts, refused, tmp_path, capsys):
-    """With AdamW; Muon's momentum rises over a quarter of a short run, so that there only the length must fit."""
-    short = {**SMALL, "optimizer": "adamw", "max_steps": 40}                # its decay begins at step 32
+    short = {**SMALL, "max_steps": 40}                                      # Muon's momentum falls from step 30 on
     for name, steps in (("short", 40), ("long", 60)):
         assert inside(*flags(**{**short, "max_steps": steps}, data=data, out=tmp_path / name)) == 0
     kept = tmp_path / "short" / "before_decay"
     capsys.readouterr()
-    assert runs.load(kept)[1]["step"] == 32 and f"{kept} is at step 32 of 40\n" == capsys.readouterr().err
+    assert runs.load(kept)[1]["step"] == 30 and f"{kept} is at step 30 of 40\n" == capsys.readouterr().err
     assert runs.load(tmp_path / "long")[1]["step"] == 60 and not capsys.readouterr().err
     said = refused("train.py", "--resume", tmp_path / "short", "--max_steps", 60)
-    assert "fall from step 32 on" in said and f"resume a copy of {kept}" in said
+    assert "fall from step 30 on" in said and f"resume a copy of {kept}" in said
     finished = (tmp_path / "short" / "ckpt.pt").read_bytes()
     shutil.copytree(kept, tmp_path / "copy")
-    shutil.move(tmp_path / "copy", kept / "before_decay")                   # as if it was killed at step 32
-    assert "going on at step 32 of 60" in resumed(scripts, kept, "--max_steps", 60)
+    shutil.move(tmp_path / "copy", kept / "before_decay")                   # as if it was killed at step 30
+    assert "going on at step 30 of 60" in resumed(scripts, kept, "--max_steps", 60)
     assert_same_run(kept, tmp_path / "long")
-    assert runs.read_checkpoint(kept / "before_decay")["step"] == 48        # the longer run's
+    assert runs.read_checkpoint(kept / "before_decay")["step"] == 45        # the longer run's
     assert (tmp_path / "short" / "ckpt.pt").read_bytes() == finished        # the shorter run is as it was
     assert json.loads((kept / "config.json").read_text())["options"]["max_steps"] == 60
     assert "is finished: it has all its 60 steps" in resumed(scripts, kept)
@@ -197,6 +197,15 @@ def test_ctrl_c_when_the_terminal_is_gone(data, tmp_path):
     running.stdout.close(), running.stderr.close()
     running.send_signal(signal.SIGINT)
     assert running.wait(60) == 130 and runs.read_checkpoint(tmp_path / "run")["step"] == len(rows(tmp_path / "run"))
+
+
+def test_only_a_second_ctrl_c_ends_a_run_at_once():
+    """torchrun and shells repeat other signals."""
+    with cli.signals() as got:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            os.kill(os.getpid(), number)
+        assert got == [signal.SIGTERM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
+        assert [signal.getsignal(number) == signal.SIG_DFL for number in (signal.SIGTERM, signal.SIGINT)] == [False, True]
 
 
 def test_weights_and_biases(data, tmp_path, monkeypatch):

@@ -26,8 +26,12 @@ def load(script):
 
 
 def test_pages_are_those_of_their_runs():
-    for page, text in load("report.py")["pages"](compare.read(RESULTS / "study")).items():
+    runs = compare.read(RESULTS / "study")
+    assert all(run["scale"] == 1 and run["val"] for run in runs)            # tries at other rates: rates.csv
+    for page, text in load("report.py")["pages"](runs).items():
         assert page.read_text() == text, page
+    with pytest.raises(UserError, match="is not one of study.py"):
+        compare.main([str(RESULTS / "tiny-cpu")])
     tiny = (RESULTS / "tiny-cpu" / "README.md").read_text()
     for run in compare.table(RESULTS / "tiny-cpu" / "runs.csv"):
         name = "gpt --gate elementwise" if run["run"] == "gpt-gated" else run["run"]
@@ -117,7 +121,8 @@ def test_jobs_are_forked(data, tmp_path):
     assert failed.returncode == 2 and "add --max_len 100000" in failed.stderr.splitlines()[-1]
     shutil.rmtree(tmp_path / "runs")
     study = load("study.py")["main"]
-    for more, said in (("--mix_lr 0.01", "this script sets the learning rates"), ("--seq_len 32", "seq_len 16, 32"),
+    for more, said in (("--mix_lr 0.01", "this script sets it"), ("--model=gpt", "--model: this script sets it"),
+                       ("--seq_len 32", "seq_len 16, 32"),
                        ("--factors 2 1 1 --optimizer adamw", "optimizer muon, adamw, muon_lr 0.007, 0.014")):
         with pytest.raises(UserError, match=said):
             study([*words, "--steps", "5", "10", "20", *more.split()])
