@@ -68,11 +68,8 @@ def parse_spec(spec):
 
 
 def same_shape(Config, base, asked):
-    """{field: value} for `base`, another model's Config: the value asked for, else Config's default; else base's, as of
-    fields that Config does not have.
-    """
-    return {f.name: asked.get(f.name, getattr(Config, f.name)) if hasattr(Config, f.name) else f.default
-            for f in fields(base)}
+    """{field: value} for `base`, another model's Config: the value asked for, else Config's default, else base's."""
+    return {f.name: asked.get(f.name, getattr(Config, f.name, f.default)) for f in fields(base)}
 
 
 class Row:
