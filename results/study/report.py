@@ -1,8 +1,8 @@
 """Makes the tables and pictures of this folder's pages and of the repository's README: python results/study/report.py
 
-Reads runs.csv and logs.jsonl.xz. Rewrites the text between <!-- NAME --> and <!-- end --> in README.md and claims.md,
-and three columns in the repository's README. Draws leads.png and gain.png. The time of a step comes from speed.csv,
-measured on an idle machine: the runs shared theirs.
+Reads runs.csv, rates.csv and logs.jsonl.xz. Rewrites what is between <!-- NAME --> and <!-- end --> in README.md and
+claims.md, and three columns in the repository's README. Draws leads.png and gain.png. The time of a step comes from
+speed.csv, measured on an idle machine: the runs shared theirs.
 """
 import csv
 import math

@@ -70,7 +70,8 @@ def test_a_mixed_folder(tmp_path, capsys):
     for line, said in zip(stderr.splitlines(), [
             "left out: {}/young has only one validation", "left out: {}/notes is not the folder of a run",
             "left out: {}/other: validated on sequences of 64 of data with fingerprint f, other runs on ",
-            "left out: {}/b: ", f"more and {base} differ in more than the idea: batch_tokens 60",
+            "left out: {0}/b: {0}/a is a newer or finished run of the same system with the same seed",
+            f"more and {base} differ in more than the idea: batch_tokens 60",
             f"more and {base} saw other batches (batch_tokens 60",
             f"short's last loss is on 7 tokens, {base}'s on 1,000: they cannot be compared"], strict=True):
         assert line.startswith(f"analyze.py: {said.format(tmp_path)}"), line

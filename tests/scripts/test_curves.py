@@ -81,7 +81,7 @@ def test_runs_that_cannot_be_averaged_are_named(tmp_path):
     for age, name in enumerate(("again", *"bas")):
         os.utime(tmp_path / name / "log.jsonl", ns=(0, 10 ** 9 * (9 - age)))                    # the newest comes first
     kept, said = curves.usable(curves.systems(read(*made.values())))
-    assert {run["run"] for run in kept[ROOT]} == {str(made["s"]), str(made["b"])}
+    assert [run["run"] for run in kept[ROOT]] == [str(made["b"]), str(made["s"])]
     assert said == [*(f"{made[old]}: {made[new]} is a newer or finished run of the same system with the same seed"
                       for old, new in (("again", "a"), ("a", "b"))),
                     f"{made['dead']}: diverged: its loss at step 200 is not finite, other runs of {ROOT} have finished",
