@@ -63,8 +63,12 @@ def compare(args):
         if own != other:
             note(f"{name} has seeds {sorted(own)}, {baseline} {sorted(other)}: a seed that one lacks counts as far as "
                  "other systems have it")
-        (*_, own), (*_, other) = (curves.curve(group)[-1] for group in (some, base))
-        if own != other:
+        (tokens, _, own), (end, _, other) = (curves.curve(group)[-1] for group in (some, base))
+        if any(run["val"][-1]["tokens"] > tokens for run in some):
+            note(f"{name}: not all seeds have losses after more than {tokens:,} tokens: these are left out")
+        if tokens != end:
+            note(f"{name} has trained on {tokens:,} tokens, {baseline} on {end:,}: the table does not compare them")
+        elif own != other:
             note(f"{name}'s last loss is on {own:,} tokens, {baseline}'s on {other:,}: they cannot be compared")
         if why := curves.other_batches(some, base):
             note(f"{name} and {baseline} saw other batches ({why}): the picture has their validations alone")
@@ -101,6 +105,8 @@ def probe(args):
         if not numbers["depth"]:
             note(f"{name}: no depth matrix: its blocks do not read a sum of earlier outputs with fixed weights; define "
                  f"token_weights or depth_matrix in probes/{numbers['model']}.py to say where the weights come from")
+        if not numbers["entropy"]:
+            note(f"{name}: no attention weights to look at, so no entropy, sinks and copying heads")
     root = models.names()[0]
     found = dict(sorted(found.items(), key=lambda item: item[1]["model"] != root))     # first, the baseline is black
     args.out.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from itertools import takewhile
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")     # before torch: spinning threads stall on a busy machine
 
-import nanodepth  # noqa: F401                          # before torch: keeps the text of this file, as it runs now
+import nanodepth  # noqa: F401                          # before torch: keeps the text of our files, as they run now
 import torch
 
 import models
@@ -44,7 +44,7 @@ class Options:                      # the preset changes some of these values: -
     device: str = "auto"            # auto (cuda, else cpu) or a torch device
     dtype: str = "auto"             # bf16 (autocast over fp32 weights) | fp32 | auto (bf16 if the chip supports it)
     compile: bool | None = None     # use torch.compile; none: only on cuda
-    threads: int | None = None      # CPU threads; none: one per core
+    threads: int | None = None      # CPU threads; none: torch's choice, OMP_NUM_THREADS or one per core
     deterministic: bool = False     # every run gives the same bits, so resuming is exact on cuda; slower
     max_steps: int = 1000           # optimizer steps
     batch_tokens: int = 8192        # tokens per optimizer step, over all ranks
@@ -52,9 +52,9 @@ class Options:                      # the preset changes some of these values: -
     micro_batch: int | None = None  # sequences per forward pass and rank: speed, memory only; none: up to 32,768 tokens
     optimizer: str = "muon"         # muon (for the blocks' matrices, AdamW for the rest) | adamw; yours: see muon.py
     muon_lr: float = 0.02           # Muon's peak learning rate
-    adamw_lr: float = 0.004         # AdamW's peak learning rate (embeddings, head, norms; without Muon matrices, too)
+    adamw_lr: float = 0.004         # AdamW's peak learning rate (embeddings, head, norms; with --optimizer adamw all)
     mix_lr: float | None = None     # AdamW's peak learning rate for mixing parameters, see muon.py; none: adamw_lr
-    weight_decay: float = 0.1       # of the matrices; with Muon only where it agrees with the update
+    weight_decay: float = 0.1       # of the matrices; Muon's is cautious: only where the update points there too
     second_moment: float | None = None  # Muon: decay rate of NorMuon's second moment (ExoFormer: 0.95); none: off
     schedule: str = "wsd"           # wsd (constant, then a linear decay) | cosine; both after the warm-up
     final_lr_frac: float = 0.1      # final learning rate as a fraction of the peak
@@ -182,7 +182,7 @@ def main(argv):
         import wandb  # noqa: F401  (if it is missing, fail now)
     ranks = Ranks(options.device, options.deterministic)
     options.dtype, place = choose_dtype(ranks.device, options.dtype), in_words(ranks.device)
-    asked = replace(options)                                            # the rest is what this machine offers
+    asked = replace(options)                                            # for config.json: this machine decides the rest
     if ranks.device.type == "cpu":
         torch.set_num_threads(options.threads or torch.get_num_threads())
         options.threads = torch.get_num_threads()
@@ -191,7 +191,7 @@ def main(argv):
 
     data = open_data(options, ranks)
     model = build_model(options, config, flags, data, ranks.device)
-    seed_generators(options.seed + ranks.rank)              # the same weights, but dropout of its own
+    seed_generators(options.seed + ranks.rank)              # every rank has the same weights, but its own dropout
     batches = Batches(data, options, ranks, model)
     with user_errors(f"models/{options.model}.py: "):
         optimizers = muon.optimizers(model, options)
@@ -199,12 +199,15 @@ def main(argv):
     run = (runs.Run.resume(options, flags, model, optimizers, data, ranks) if options.resume else
            runs.Run.new(options, asked, model, optimizers, data, ranks))
 
-    n_params, n_matrix = (sum(p.numel() for p in some) for some in (model.parameters(), muon.split_params(model)[0]))
-    size = model.config.vocab_size
-    ranks.say(f"{options.model}, preset {options.preset}: {n_params:,} parameters, {n_matrix:,} in matrices of the "
-              f"blocks ({options.optimizer}); {flops / 1e6:,.1f} MFLOPs/token; {place}"
-              f"{f' ({options.threads} threads)' if options.threads else ''}, {options.dtype}, "
+    n_params, size = sum(p.numel() for p in model.parameters()), model.config.vocab_size
+    ranks.say(f"{options.model}, preset {options.preset}: {n_params:,} parameters; {flops / 1e6:,.1f} MFLOPs/token; "
+              f"{place}{f' ({options.threads} threads)' if options.threads else ''}, {options.dtype}, "
               f"{'compiled' if options.compile else 'eager'}, torch {torch.__version__}")
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            n, names = sum(p.numel() for p in group["params"]), group["names"]
+            ranks.say(f"{type(optimizer).__name__}, peak rate {group['peak_lr']:g}, weight decay "
+                      f"{group.get('weight_decay', 0):g}: {n:,} parameters, {names[0]} to {names[-1]}")
     ranks.say(f"{data.path}: {data.n_train:,} training tokens, {data.n_val:,} for validation, vocabulary "
               f"{data.vocab_size:,}{f', padded to {size:,}' if size != data.vocab_size else ''}; "
               f"{options.max_steps:,} steps = {batches.n_epochs:.2g} epochs")
@@ -259,15 +262,11 @@ def train(run, batches, flops, stops):
     """The loop -> (exit code, closing message). Losses are in nats per token, over all ranks."""
     options, model, ranks = run.options, run.model, run.ranks
     wrapped, context = ranks.wrap(model), autocast(ranks.device, options.dtype)
-    peak, before_decay = peak_flops(ranks.device), muon.constant_until(options)
-    began = said = time.perf_counter()                      # began: when the first step, which compiles, was over
-
-    def save(step):
-        if step > run.saved:
-            ranks.say(run.save(step))
+    peak, before_decay = peak_flops(ranks.device), muon.constant_until(options)        # then the rate falls; or -1
+    began = said = time.perf_counter()                      # began: set again after the first step, which compiles
 
     def stop(step):
-        save(step)
+        ranks.say(run.save(step))
         again = "" if run.save_failed else f"; to resume: {shell('train.py', '--resume', run.path)}"
         code = 128 + (stops or [signal.SIGTERM])[0]                         # the default: another rank got it
         return code, f"interrupted after step {step}{again}"
@@ -275,7 +274,7 @@ def train(run, batches, flops, stops):
     for step in range(run.start, options.max_steps + 1):            # save, validate, train; at the end the first two
         last = step == options.max_steps
         if last or step % (options.save_every or options.eval_every) == 0 or step == before_decay:
-            save(step)
+            ranks.say(run.save(step))
         if step == before_decay:
             ranks.say(run.keep_before_decay())
         if (last or step % options.eval_every == 0) and step > run.evaluated:
@@ -326,7 +325,7 @@ def train(run, batches, flops, stops):
                       + (f" | about {timedelta(seconds=int(left))} left" if n_done > 1 else ""))
         if stopped:
             return stop(step + 1)
-    return (1, None) if run.save_failed else (
+    return (1, "the last checkpoint could not be written, see above") if run.save_failed else (
         0, f"done: {shell('sample.py', run.path)}; {shell('eval.py', run.path)}")
 
 

@@ -9,6 +9,8 @@ tokens, idx (B, T). norm is RMSNorm; for q and k, over each head:
 With gate="elementwise" or "headwise" it is Gated Attention (arXiv:2505.06708, position G1):
     attention output <- attention output * sigmoid(gate(norm(x))),   before wo
 Most papers' baselines are settings of this file, see nanodepth/presets.py. Older ones: more/gpt3.py, more/pythia.py.
+
+Optimizer: Muon trains the matrices of the blocks, with weight decay; AdamW embedding, head and norms.
 """
 import math
 from dataclasses import dataclass

@@ -8,12 +8,13 @@ X_0 is the embedding, X_j the output of block j. After block i = 1 .. L, for blo
     x       = X^r + attn( q_in_norm(X^q), k_in_norm(X^k), v_in_norm(X^v) )
     X_{i+1} = x + mlp( mlp_norm(x) )
 In block 1 all four are X_0. The head reads one more mixture, X^r of X_0 .. X_L. MLPs grow with depth, from 0.5 to
-1.5 d_ff (Eq. 9). At initialisation w2 is zero and a picks X_i: the model equals gpt.py but for the MLP widths.
+1.5 d_ff (Eq. 9).
 pre_post_norm (section 2.5, for deep models): X^c = X_i + post_norms_c( sum_j A_i[c, j] pre_norms_j(X_j) ), where a_i
 starts at 0 and the gains of post_norms at 1e-3.
 
 Changed from gpt.py: Config, Config.__post_init__, Attention.forward, Block.__init__, Block.forward, Model.__init__,
     Model.init_weights, Model.forward
+Equal to gpt.py at initialisation, where w2 is zero and a picks X_i, but for the MLPs' widths.
 Optimizer: w1, w2 and a go to AdamW at train.py's mix_lr; Muon trains the matrices of the blocks alone.
 Paper and code (github.com/Caiyun-AI/MUDDFormer): w1 has the code's hidden width, so that released weights load; the
 paper's is 4 S. Eq. 10 has X_i inside the last norm; here it is outside, as in the paper's text and the code. In the

@@ -118,7 +118,8 @@ def signals():
             signal.signal(number, signal.SIG_DFL)
         if os.environ.get("RANK", "0") == "0":
             with suppress(OSError):                             # the terminal may be gone
-                os.write(2, b"\nstopping after this step; interrupt again to quit now\n")
+                again = b"; Ctrl-C again quits now" if number == signal.SIGINT else b""
+                os.write(2, b"\nstopping after this step" + again + b"\n")
 
     stops = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
     before = {number: signal.signal(number, on_signal) for number in stops

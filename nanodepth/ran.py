@@ -13,8 +13,6 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import resolve_name
 from pathlib import Path
 
-import torch
-
 ROOT = Path(__file__).resolve().parent.parent
 DECIDE = "train.py", "nanodepth/data.py", "nanodepth/devices.py", "nanodepth/scoring.py"
 FREE = {"seed", "preset", "data", "init_from", "out", "resume", "device", "threads", "compile", "deterministic",
@@ -113,6 +111,8 @@ def git_state():
 
 def checksum(model):
     """A short hash of the model's weights and buffers."""
+    import torch                                        # not above: texts are kept before this takes its seconds
+
     found = 0
     for x in model.state_dict().values():
         found = zlib.crc32(x.cpu().reshape(-1).view(torch.uint8).numpy(), found)

@@ -318,7 +318,8 @@ class Run:
         if step < options.max_steps:                                        # what runs from now on
             config["code"] |= {file: f"{config['code'].get(file, 'none')}, from step {step} {code[file]}"
                                for file in run.edited}
-            if config["versions"]["torch"].split()[-1] != torch.__version__:
+            if (before := config["versions"]["torch"].split()[-1]) != torch.__version__:
+                ranks.say(f"torch {torch.__version__}: up to step {step} it was {before}")
                 config["versions"]["torch"] += f", from step {step} {torch.__version__}"
             ran.copy(run.edited if run.writes else (), path / "source" / f"from-step-{step}")
         if run.writes:
@@ -347,7 +348,9 @@ class Run:
             self.wandb.log({f"{kind}/{name}": x for name, x in row.items()}, step=step)
 
     def save(self, step):
-        """Writes the checkpoint of `step`. Returns None, or one line if that fails (full disk)."""
+        """Writes the checkpoint of `step`, unless it exists. Returns None, or one line if that fails (full disk)."""
+        if step == self.saved:
+            return None
         state = {"model": self.model.state_dict(), "optimizers": [x.state_dict() for x in self.optimizers],
                  "random": self.ranks.gather(random_state()), "step": step}
         why = None

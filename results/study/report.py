@@ -135,7 +135,7 @@ def halves_table(losses):
     rows = [[f"`{name[:-7]}`", gap(losses, f"{name}, half", name), str(len(losses.get(f"{name}, half", ()))),
              gap(losses, better[name], best)]
             for name in sorted(better, key=lambda name: difference(losses, better[name], best)[0])]
-    return markdown(["system", "half the rates, minus the full ones", "seeds at half", "minus gpt, both at the better"],
+    return markdown(["system", "all rates halved, minus unchanged", "seeds at half", "minus gpt, both at better rates"],
                     rows)
 
 

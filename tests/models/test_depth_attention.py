@@ -2,8 +2,6 @@
 import torch
 from reference import equations, float64, gpt, norm, softmax  # noqa: F401  (float64: autouse)
 
-import models
-
 
 def depth_attention(p, c, x):
     """Without rotation: a query and a key of one position are rotated alike."""
@@ -29,10 +27,5 @@ def depth_attention(p, c, x):
 
 
 test_equations = equations(depth_attention, "depth_attention", [
-    dict(), dict(n_layer=5, stride=1, n_kv_head=1), dict(n_layer=2, qk_norm=False, stride=None),
+    dict(), dict(n_layer=5, stride=1, n_kv_head=1), dict(n_layer=5, qk_norm=False, stride=None),
     dict(stride=3, n_kv_head=4, gate="elementwise"), dict(tie_embeddings=True, gate="headwise")], n_layer=4, stride=2)
-
-
-def test_default_is_half_the_layers():
-    for L, stride in ((1, 1), (3, 1), (12, 6), (48, 24)):
-        assert models.module("depth_attention").Config(n_layer=L).stride == stride

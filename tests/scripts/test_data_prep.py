@@ -2,7 +2,6 @@
 import hashlib
 import json
 import os
-import resource
 import signal
 import sys
 
@@ -157,18 +156,6 @@ def test_no_half_made_folder(tmp_path, number, code):
     assert finish(process, code)[1] == ""
     assert not (tmp_path / "data/x").exists() and (code < 0 or not list((tmp_path / "data").iterdir()))
     assert all((left / "token_bytes.npy").exists() for left in tmp_path.glob("data/*"))    # so it is no public data
-
-
-def test_full_disk(tmp_path, refused):
-    """A file that cannot grow as the disk is full: one line, and nothing is left."""
-    write_docs(tmp_path / "a.txt", [f"some words here {i}" for i in range(1000)])
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2**14, limits[1]))
-    try:
-        said = refused("data_prep.py", *"text a.txt --out x --tokenizer byte".split(), main=data_prep.main, code=1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert said.startswith("data_prep.py: File too large")
 
 
 def test_a_file_whose_name_is_no_text(tmp_path, scripts):

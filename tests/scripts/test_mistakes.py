@@ -53,10 +53,10 @@ MISTAKES = {   # script: {words: what the line must say}. The words name files o
         "--resume run --d_model 64": "--d_model 64 contradicts",
         "--resume run --data other": "is not the data",
         "--resume=": "--resume is empty",
-        "--resume auto": "--resume auto needs --out",
-        "--resume locked": "in use by another process"},
+        "--resume auto": "--resume auto needs --out"},
     "eval.py": {
         "run --seq_len 65": "max_len 64",
+        "swapped": "is not the data that swapped was trained on",
         "run --limit 5": "cannot be used without --tasks",
         "run --tasks x --tokens 3 --data x": "--data and --tokens cannot be used with --tasks x",
         "run --tokens 0": "--tokens must be at least 1",
@@ -116,7 +116,7 @@ def place(data, whole, tmp_path_factory):
     """A folder with runs, data and texts that are good or broken."""
     place = tmp_path_factory.mktemp("bad")
     shutil.copytree(data, place / "data" / "text")
-    for name in ("run", "cut", "code", "weights", "locked", "nan"):
+    for name in ("run", "cut", "code", "weights", "swapped", "nan"):
         shutil.copytree(whole, place / name)
     (place / "cut" / "ckpt.pt").write_bytes((whole / "ckpt.pt").read_bytes()[:5000])
     (place / "cut" / "log.jsonl").write_text("")
@@ -133,9 +133,9 @@ def place(data, whole, tmp_path_factory):
     ranks = ranks_file(place / "ranks", [bytes([255 - i]) for i in range(256)])
     for name, tokenizer in (("other", "byte"), ("other tokens", str(ranks))):
         data_prep.prepare_text([place / "a.txt"], place / name, tokenizer, val_frac=0.2)
-    held = runs.lock(place / "locked")
-    yield place
-    held.close()
+    swapped = (whole / "config.json").read_text().replace(str(data), str(place / "other"))
+    (place / "swapped" / "config.json").write_text(swapped)
+    return place
 
 
 @pytest.mark.parametrize("script, words, said", [

@@ -18,7 +18,7 @@ import data_prep
 import models
 import muon
 import train
-from nanodepth import cli, runs
+from nanodepth import cli, ran, runs
 from nanodepth.cli import UserError
 from small import SMALL, assert_same_run, finish, flags, inside, losses, near, rows, start, vals
 
@@ -74,11 +74,12 @@ def test_what_may_change(data, whole, scripts, tmp_path):
     config = json.loads((tmp_path / "a" / "config.json").read_text())
     now, config["code"]["models/gpt.py"] = config["code"]["models/gpt.py"], "123456789abc"
     later, config["options"]["preset"] = config["code"].pop("muon.py"), "gone"             # as if imported since then
+    config["versions"]["torch"] = "2.0"
     (tmp_path / "a" / "config.json").write_text(json.dumps(config))
     said = resumed(scripts, tmp_path / "a" / "ckpt.pt", "--eval_every", 3, "--eval_tokens", 300, "--threads", 1,
                    "--data", tmp_path / "moved", "--dtype", "auto",
                    "--n_layer", SMALL["n_layer"], "--seq_len", SMALL["seq_len"])    # said again
-    assert "\nmodels/gpt.py, muon.py: changed since the run began" in said
+    assert "\nmodels/gpt.py, muon.py: changed since the run began" in said and "up to step 30 it was 2.0\n" in said
     done = scripts.run("eval.py", tmp_path / "a", "--tokens", 300, "--json", tmp_path / "e.json")
     (scores,), last = json.loads((tmp_path / "e.json").read_text()), rows(tmp_path / "a", "val")[-1]
     for key in ("loss", "ppl", "bpb"):
@@ -91,6 +92,7 @@ def test_what_may_change(data, whole, scripts, tmp_path):
     assert config["options"]["eval_tokens"] == 300 and config["model_config"]["d_model"] == 32
     assert config["code"]["models/gpt.py"] == f"123456789abc, from step 30 {now}"
     assert config["code"]["muon.py"] == f"none, from step 30 {later}"
+    assert config["versions"]["torch"] == f"2.0, from step 30 {torch.__version__}"
     assert config["data"]["path"] == str(tmp_path / "moved")
     assert losses(tmp_path / "a") == losses(whole)
     assert [row["step"] for row in rows(tmp_path / "a", "val")] == [0, 10, 20, 30, 33, 36, 39, 40]
@@ -114,6 +116,9 @@ def test_init_from(data, whole, scripts, tmp_path):
     near(vals(tmp_path / "a")[0][1], vals(whole)[-1][1])
     saved = runs.read_checkpoint(tmp_path / "a")
     assert saved["step"] == 3 and saved["config"]["model_config"]["d_ff"] == 64
+    weights = runs.load(begun)[0], models.build("gpt", **saved["config"]["model_config"])
+    assert saved["config"]["begins_with"] == ran.checksum(weights[0]) != ran.checksum(weights[1])
+    assert "begins_with" in ran.differences(saved["config"], runs.read_config(whole))
     shutil.rmtree(begun)                                                    # not needed to go on
     resumed(scripts, tmp_path / "a")
     saved["model"]["head.weight"].fill_(math.nan)                           # a run that diverged still loads
@@ -178,7 +183,8 @@ def test_a_signal_stops_a_validation(tmp_path):
     """The log of the resumed run has it once, whole."""
     (tmp_path / "a.txt").write_text("the cat sat on a mat " * 100_000)
     data_prep.prepare_text([tmp_path / "a.txt"], tmp_path / "big", "byte", val_frac=0.9)
-    slow, out = {**SMALL, "eval_tokens": 10 ** 9, "micro_batch": 1, "max_steps": 2, "warmup_steps": 1}, tmp_path / "run"
+    slow = {**SMALL, "eval_tokens": 10 ** 9, "micro_batch": 1, "max_steps": 2, "warmup_steps": 1, "dtype": "auto"}
+    out = tmp_path / "run"
     running = start("train.py", *flags(**slow, data=tmp_path / "big", out=out))
     assert any("to resume" in line for line in running.stdout)              # the last line before the first validation
     time.sleep(0.5)                                                         # which takes longer than this
@@ -187,6 +193,7 @@ def test_a_signal_stops_a_validation(tmp_path):
     assert "interrupted after step 0" in printed and "Traceback" not in errors, errors
     assert not rows(out, "val") and not rows(out)
     assert inside("--resume", str(out), "--eval_tokens", "500") == 0
+    assert runs.read_config(out)["options"]["dtype"] in ("bf16", "fp32")    # what it was, not what was asked for
     assert [row["step"] for row in rows(out, "val")] == [0, 2]
 
 
@@ -202,9 +209,9 @@ def test_ctrl_c_when_the_terminal_is_gone(data, tmp_path):
 def test_only_a_second_ctrl_c_ends_a_run_at_once():
     """torchrun and shells repeat other signals."""
     with cli.signals() as got:
-        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+        for number in (numbers := [signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]):
             os.kill(os.getpid(), number)
-        assert got == [signal.SIGTERM, signal.SIGTERM, signal.SIGINT]
+        assert got == numbers
         assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL == signal.getsignal(signal.SIGINT)
 
 

@@ -11,23 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from data_prep import write_shard
 from folders import make, meta_of, shard_bytes
 from nanodepth import data
 from nanodepth.cli import UserError
-from nanodepth.data import Data, find_folder, read_shard
-
-
-def test_shard_bytes_and_round_trip(tmp_path):
-    tokens = [0, 1, 255, 256, 50256, 65535]
-    digest = write_shard(tmp_path / "a.bin", np.array(tokens, np.uint16))
-    raw = (tmp_path / "a.bin").read_bytes()
-    assert raw == shard_bytes(tokens)
-    assert digest == hashlib.sha256(raw).hexdigest()
-    back = read_shard(tmp_path / "a.bin")
-    assert isinstance(back, np.memmap) and back.dtype == np.uint16 and back.tolist() == tokens
-    assert [p.name for p in tmp_path.iterdir()] == ["a.bin"]
-
+from nanodepth.data import Data, find_folder
 
 pytestmark = pytest.mark.quick
 SEQ = 5

@@ -35,17 +35,6 @@ def test_tokenizers_give_back_the_text(tokenizer):
         assert widths[ids].sum() == len(text.encode())
 
 
-def test_token_ids(tmp_path):
-    byte = tokenizers.load_tokenizer("byte")
-    assert byte.encode_ordinary("é\r\n\x00") == list("é\r\n\x00".encode())
-    assert (byte.eot_token, byte.n_vocab) == (256, 257)
-    file = tokenizers.load_tokenizer(ranks_file(tmp_path / "r", [bytes([i]) for i in range(256)]
-                                                + [b"ab", b"abab", b"b a"]))
-    assert (file.eot_token, file.n_vocab) == (259, 260)
-    assert file.encode_ordinary("ababab") == [257, 256]
-    assert file.encode_ordinary("b a") == [98, 32, 97]                   # a word does not join with the one before
-
-
 def test_bad_rank_files(tmp_path):
     singles = [bytes([i]) for i in range(256)]
     raws = [ranks_file(tmp_path / "r", tokens).read_bytes() for tokens in (

@@ -39,7 +39,9 @@ def test_log_and_run_folder(whole, data):
     config = json.loads((whole / "config.json").read_text())
     assert config["model_config"]["d_model"] == 32 and config["options"]["seed"] == 0 and config["versions"]["torch"]
     assert config["data"]["meta"]["shards"] and config["command"][1].endswith("train.py")
-    for name in ("train.py", "muon.py", "models/gpt.py"):
+    decide = "train.py muon.py models/gpt.py nanodepth/data.py nanodepth/devices.py nanodepth/scoring.py".split()
+    assert {*config["code"]} == {*decide}
+    for name in decide:
         assert (whole / "source" / name).read_bytes() == (ROOT / name).read_bytes()
     assert not list(whole.glob("*.tmp"))
     opt = train.parse(flags(**SMALL))[0]
@@ -84,14 +86,14 @@ def test_signal_saves_and_resume_is_exact(data, whole, scripts, tmp_path):
     wait_until(lambda: (out / "log.jsonl").exists() and len(rows(out)) >= 7, running)
     running.send_signal(signal.SIGHUP)
     printed, errors = finish(running, 128 + signal.SIGHUP)
-    assert "again to quit now" in errors and "Traceback" not in errors, errors
+    assert "stopping after this step" in errors and "Traceback" not in errors, errors
     assert f"python train.py --resume {out}" in printed.splitlines()[-1]
     step = runs.read_checkpoint(out)["step"]
     assert 7 <= step < 40 and f"after step {step}" in printed
     assert json.loads((out / "config.json").read_text())["options"]["threads"] is None
     assert scripts.run("train.py", *words).returncode == 0
-    assert_same_run(whole, out)
     assert "is finished" in scripts.run("train.py", *words).stdout
+    assert_same_run(whole, out)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(data, tmp_path, monkeypatch, capsys):
@@ -108,6 +110,8 @@ def test_a_loss_that_is_not_finite_stops_the_run(data, tmp_path, monkeypatch, ca
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == f"step 3: the validation loss is nan: stopped; {tmp_path / 'b'}/ckpt.pt is of step 3"
     assert [row["loss"] for row in rows(tmp_path / "b", "val")] == [1.0, None]      # JSON has no nan
+    found = iter([math.nan])
+    assert inside("--resume", str(tmp_path / "b")) == 3 and rows(tmp_path / "b", "val")[-1]["step"] == 3
 
 
 def test_full_disk_keeps_the_old_checkpoint(data, whole, tmp_path, monkeypatch, capsys):
@@ -305,6 +309,9 @@ def test_what_a_cluster_does(data, tmp_path, monkeypatch, capsys):
     (tmp_path / "b" / "ckpt.pt").write_text("a")
     assert run.keep_before_decay() is None and not (tmp_path / "b" / "before_decay.tmp-1-x").exists()
     assert (tmp_path / "b" / "before_decay" / "ckpt.pt").read_text() == "a"
+    (tmp_path / "b" / "ckpt.pt").write_text("b")
+    (tmp_path / "b" / "before_decay" / ".lock").touch()                     # somebody has continued from there
+    assert run.keep_before_decay() is None and (tmp_path / "b" / "before_decay" / "ckpt.pt").read_text() == "a"
     gpt = models.module("gpt").Model
     monkeypatch.setattr(gpt, "init_weights", lambda model, init=gpt.init_weights: (
         init(model), model.register_parameter("idle", torch.nn.Parameter(torch.ones(1)))))
