@@ -1,6 +1,7 @@
 """What ran: the text that Python imported, and everything else that makes two runs different systems."""
 import importlib
 import os
+import subprocess
 import sys
 
 import pytest
@@ -41,6 +42,11 @@ def test_differences_of_two_runs():
                           (dict(model_config={"later": 2}, defaults={"later": 1}), "later 1, 2")):
         other = own | {name: own[name] | more for name, more in changes.items()}
         assert ran.in_words(ran.differences(own, other)) == said
+
+
+def test_texts_are_kept_before_torch_takes_its_seconds():
+    words = sys.executable, "-c", "import sys, nanodepth; print(*sys.modules)"
+    assert "torch" not in subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
 
 
 @pytest.fixture
