@@ -23,9 +23,8 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
-from nanodepth.cli import Parser, UserError, run_script, shell
+from nanodepth.cli import Parser, UserError, progress, run_script, shell
 from nanodepth.data import HEADER, MAGIC, VERSION, Data, index, read_shard, split_of
 from nanodepth.runs import folder_atomically, write_atomically, write_text
 from nanodepth.texts import KNOWN, documents, text_files
@@ -237,7 +236,7 @@ def download_fineweb_edu(out, shards, base_url=FINEWEB_URL):
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):     # none yet, or it is broken
         recorded = {name: x["sha256"] for name, x in json.loads((out / "meta.json").read_bytes())["shards"].items()}
     names = [*(f"finewebedu_train_{i:06d}.bin" for i in range(1, shards + 1)), "finewebedu_val_000000.bin"]
-    for name in tqdm(names, unit=" shards", disable=None, leave=False):
+    for name in progress(names, unit=" shards"):
         if not (out / name).exists():
             fetch_shard(f"{base_url.rstrip('/')}/{name}", out / name)
     sizes = {p.name: len(read_shard(p)) for p in sorted(out.iterdir()) if split_of(p.name)}

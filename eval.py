@@ -11,11 +11,10 @@ import os
 import time
 from pathlib import Path
 
-from tqdm import tqdm
 
 from nanodepth import runs, scoring
 from nanodepth.benchmarks import GROUPS, HarnessLM, benchmarks, find_tasks, lm_eval
-from nanodepth.cli import Parser, UserError, out_file, run_folder, run_script
+from nanodepth.cli import Parser, UserError, out_file, progress, run_folder, run_script
 from nanodepth.data import run_data
 from nanodepth.devices import autocast, find_device
 
@@ -59,7 +58,7 @@ def score(run, args):
         raise UserError(f"--seq_len {seq_len} is longer than max_len {model.config.max_len} of {run}")
     rows = min(args.batch_tokens, args.tokens or data.n_val) // seq_len         # a batch is padded to its full size
     batches = data.val_batches(args.tokens, max(1, rows), seq_len)
-    batches = tqdm(batches, run, unit=" batches", leave=False, disable=None)
+    batches = progress(batches, run, unit=" batches")
     row = scoring.evaluate(model, batches, data.token_bytes, autocast(device, config["options"]["dtype"]))
     return {"run": run, "model": config["model"], "step": config["step"],
             "parameters": sum(p.numel() for p in model.parameters()), "data": str(data.path),

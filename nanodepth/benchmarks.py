@@ -2,16 +2,14 @@
 import random
 import re
 import sys
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from tqdm import tqdm
 
 import models
 import nanodepth
-from nanodepth.cli import UserError, one_line, user_errors
+from nanodepth.cli import UserError, one_line, progress, user_errors
 from nanodepth.devices import autocast, find_device
 
 try:
@@ -65,12 +63,8 @@ class HarnessLM(TemplateLM):
         self.name, self.step = config["model"], config["step"]
         self.autocast = autocast(self._device, config["options"]["dtype"])
 
-    def tok_encode(self, string, add_special_tokens=True, **kwargs):
-        """The tokens of a text. UserError for a continuation without tokens after the context ""."""
-        tokens = self.encoding.encode_ordinary(string)
-        if add_special_tokens is False and not tokens:                      # TemplateLM would take their first
-            raise UserError(f"the continuation {string!r} has no tokens: it cannot be scored")
-        return tokens
+    def tok_encode(self, string, **kwargs):
+        return self.encoding.encode_ordinary(string)
 
     def prompts(self, contexts, rooms):
         """The last rooms[i] tokens of each context; says how many are cut. An empty one becomes the prefix token."""
@@ -88,7 +82,7 @@ class HarnessLM(TemplateLM):
         contexts = self.prompts([context for _, context, _ in requests], [self.seq_len + 1 - n for n in sizes])
         texts = [torch.tensor([*context, *request[2]]) for context, request in zip(contexts, requests)]
         left = sorted(range(len(texts)), key=lambda i: len(texts[i]))       # from the end: memory runs out now or never
-        bar = tqdm(total=len(requests), desc="log-likelihoods", disable=disable_tqdm or None, leave=False)
+        bar = progress(total=len(requests), desc="log-likelihoods", disable=disable_tqdm)
         with self.autocast, bar:
             while left:
                 n = max(1, self.batch_tokens // len(texts[left[-1]]))
@@ -136,7 +130,7 @@ class HarnessLM(TemplateLM):
                   f"asks for: prompt and continuation share {self.seq_len:,} tokens", file=sys.stderr)
         contexts, texts = self.prompts(contexts, [self.seq_len - n for n in limits]), []
         eot = self.eot_token_id
-        bar = tqdm(zip(contexts, limits, stops), "continuations", len(asked), disable=disable_tqdm or None, leave=False)
+        bar = progress(zip(contexts, limits, stops), "continuations", len(asked), disable=disable_tqdm)
         with self.autocast:
             for context, limit, stop in bar:
                 idx, made, text, found = torch.tensor([context], device=self._device), [], "", []
@@ -160,8 +154,6 @@ def find_tasks(names, task_dir):
     """
     if lm_eval is None:
         raise UserError("benchmarks need the package lm_eval, 0.4.12 or newer: pip install -U lm_eval")
-    if task_dir and not Path(task_dir).is_dir():
-        raise UserError(f"--task_dir {task_dir} is not a folder")
     from lm_eval.tasks import TaskManager                                   # slow to import
     manager = TaskManager(include_path=task_dir, include_defaults=not task_dir)
     groups = [name for name in names if name in GROUPS]

@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 
+from tqdm import tqdm
+
 import models
 from models import UserError, user_errors  # noqa: F401
 
@@ -105,6 +107,12 @@ def run_folder(path):
     """The path of a run folder, also for its ckpt.pt."""
     path = Path(os.path.expanduser(path))
     return str(path.parent if path.name == "ckpt.pt" and os.path.isfile(path) else path)
+
+
+def progress(*given, **how):
+    """A bar on stderr, as tqdm's. Where that is no terminal it is shown after a minute, and then once a minute."""
+    pace = {} if sys.stderr.isatty() else dict.fromkeys(("delay", "mininterval", "maxinterval"), 60)
+    return tqdm(*given, leave=False, **pace, **how)
 
 
 @contextmanager

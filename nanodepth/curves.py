@@ -55,7 +55,7 @@ def systems(runs, ignore=()):
     """{name: its runs}. The runs of a system differ in their seed alone; ignore: see ran.differences().
 
     It has the name of its model and, if that has several systems, of what differs between these: options (unless they
-    have their default), and if only code differs the number of parameters, or the date.
+    have their default), and if only code differs when its first run began.
     """
     groups = []
     for run in runs:
@@ -63,17 +63,15 @@ def systems(runs, ignore=()):
         own[0].append(run) if own else groups.append([run])
     found = {}
     for some in groups:
-        config, others = some[0]["config"], [each[0]["config"] for each in groups if each is not some]
-        rivals = {i: ran.differences(config, other, ignore) for i, other in enumerate(others)
-                  if other["model"] == config["model"]}
-        differ = {name: pair[0] for pairs in rivals.values() for name, pair in pairs.items()}
+        config = some[0]["config"]
+        rivals = [ran.differences(config, each[0]["config"], ignore) for each in groups
+                  if each is not some and each[0]["config"]["model"] == config["model"]]
+        differ = {name: pair[0] for pairs in rivals for name, pair in pairs.items()}
         words = [f"{name}={differ[name]}" for name in {**ran.what(config), **differ} if name in differ
                  and not name.endswith(".py") and (name not in config["model_config"]
                                                    or config.get("defaults", {}).get(name, config) != differ[name])]
-        twins = [others[i].get("parameters") for i, pairs in rivals.items() if all(x.endswith(".py") for x in pairs)]
-        if twins:
-            count = config.get("parameters")
-            words.append(f"of {config.get('began', 'an unknown day')}" if count in twins else f"{count:,} parameters")
+        if any(all(name.endswith(".py") for name in pairs) for pairs in rivals):
+            words.append(f"of {config.get('began', 'an unknown day')}")
         name = " ".join([config["model"], *words])
         found[f"{name} ({len(found)})" if name in found else name] = some
     return found

@@ -103,16 +103,6 @@ def replaced(outputs):
 # --------------------------------------------------------------------------------------------------- numbers of tensors
 
 
-def entropy(weights):
-    """Per head (H,): entropy in nats of the attention weights (B, H, T, T), mean over the queries."""
-    return -weights.xlogy(weights).sum(-1).mean((0, 2))
-
-
-def sink(weights):
-    """Per head (H,): attention on the first token, mean over all later queries."""
-    return weights[:, :, 1:, 0].mean((0, 2))
-
-
 def induction(weights, idx):
     """(attention on tokens that follow an earlier copy of the query's token, per head (H,), mean over all queries; and
     the share of queries that have such tokens). Induction heads look there (arXiv:2209.11895). weights: (B, H, T, T).
@@ -203,7 +193,9 @@ def observe(model, idx, targets, probe=None):
 
     def see(weights):                                       # skips attention in blocks of a window
         if weights.size(0) == len(idx) and weights.shape[2:] == 2 * idx.shape[1:]:
-            heads.append((entropy(weights), sink(weights), *induction(weights, idx)))
+            entropy = -weights.xlogy(weights).sum(-1).mean((0, 2))          # per head (H,), in nats
+            sink = weights[:, :, 1:, 0].mean((0, 2))                        # what later queries give to token 0
+            heads.append((entropy, sink, *induction(weights, idx)))
     with recorded(model) as record, SeeAttention(see):
         model(idx)
     L, hidden = len(model.blocks), record.reads[::2]        # the residual stream before each block and at the end

@@ -9,7 +9,6 @@ import numpy as np
 
 from nanodepth.curves import along, difference, losses
 
-SEEDS = 0.018                       # standard deviation of a final difference over seeds and threads (results/tiny-cpu)
 MOST = 8                                # systems besides the baseline in a picture of curves
 COLORS = ("#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9",          # Okabe and Ito's
           "#8C564B", "#8A8A8A")                                                                 # brown and grey
@@ -99,8 +98,7 @@ def draw_curves(rows, groups, baseline):
     text += "Points on the right: validations. " if len(shown) > 1 else ""
     text += f"Lines, bands: training losses on the same batches, mean of {window} steps ± its error." if lines else ""
     text += "\nBars: 95% intervals." if any(halves) else (
-        "\nOne common seed, so no interval: between seeds and threads a final difference varies by "
-        f"{SEEDS} nats (standard deviation in the default run), which the bands do not show.") if len(shown) > 1 else ""
+        "\nOne common seed, so no intervals. The bands do not show the noise between seeds.") if len(shown) > 1 else ""
     fig.supxlabel(text, x=0.01, ha="left", fontsize=8.5)
     return fig
 

@@ -6,9 +6,8 @@ import lzma
 import os
 from pathlib import Path
 
-from tqdm import tqdm
 
-from nanodepth.cli import UserError, one_line
+from nanodepth.cli import UserError, one_line, progress
 from nanodepth.tokenizers import EOT
 
 
@@ -62,7 +61,7 @@ def documents(files, field="text", label="reading"):
     """
     n_empty, files = 0, [str(file) for file in files]
     total = sum(map(os.path.getsize, files))
-    with tqdm(total=total, unit="B", unit_scale=True, desc=label, disable=None, leave=False) as bar:
+    with progress(total=total, unit="B", unit_scale=True, desc=label) as bar:
         for file in files:
             begin = bar.n
             with open(file, "rb") as disk:

@@ -123,10 +123,9 @@ def main(argv):
     parser.add_argument("--ignore", nargs="+", default=(), metavar="NAME",
                         help="differences that make no other system: options, files of code, or code for all files")
     args = parser.parse_args(argv)
-    if not (runs := apart(read(args.folder), args.ignore)):
-        raise UserError(f"{args.folder} has no runs.csv, or no run is in it")
-    if not {"scale", "share"} <= runs[0].keys():
-        raise UserError(f"{args.folder}/runs.csv is not one of study.py")
+    runs = apart(read(args.folder), args.ignore)
+    if not runs or not {"scale", "share"} <= runs[0].keys():
+        raise UserError(f"{args.folder}/runs.csv is missing, has no run, or is not one of study.py")
     at, systems = ends(runs), list(dict.fromkeys(run["system"] for run in runs))
     base = args.baseline or ("gpt" if "gpt" in systems else systems[0])
     if base not in systems:

@@ -46,13 +46,13 @@ def test_a_system_is_its_runs_but_for_the_seed(tmp_path):
 
 
 def test_edited_code_is_another_system(tmp_path):
-    """Named by its size, else by its day; --ignore puts them together."""
-    first = write_run(tmp_path / "a", [5, 4], 0, parameters=1000, began="2026-01-01 10:00:00")
-    edited = write_run(tmp_path / "b", [5, 4], 1, parameters=1000, began="2026-01-02 10:00:00", code={"muon.py": "2"})
-    larger = write_run(tmp_path / "c", [5, 4], 1, parameters=2000, code={f"models/{ROOT}.py": "2"})
+    """Named by its day; --ignore puts them together."""
+    first = write_run(tmp_path / "a", [5, 4], 0, began="2026-01-01 10:00:00")
+    edited = write_run(tmp_path / "b", [5, 4], 1, began="2026-01-02 10:00:00", code={"muon.py": "2"})
+    unknown = write_run(tmp_path / "c", [5, 4], 1, code={f"models/{ROOT}.py": "2"})
     assert labels(first, edited) == {f"{ROOT} of 2026-01-01 10:00:00": [0], f"{ROOT} of 2026-01-02 10:00:00": [1]}
-    assert labels(first, larger) == {f"{ROOT} 1,000 parameters": [0], f"{ROOT} 2,000 parameters": [1]}
-    twin = write_run(tmp_path / "d", [5, 4], 1, parameters=1000, began="2026-01-02 10:00:00", code={"muon.py": "3"})
+    assert labels(first, unknown) == {f"{ROOT} of 2026-01-01 10:00:00": [0], f"{ROOT} of an unknown day": [1]}
+    twin = write_run(tmp_path / "d", [5, 4], 1, began="2026-01-02 10:00:00", code={"muon.py": "3"})
     assert len(labels(first, edited, twin)) == 3                            # begun in one second
     for names in (["muon.py"], ["code"]):
         assert list(map(len, curves.systems(read(first, edited), names).values())) == [2]

@@ -117,9 +117,8 @@ def test_texts_without_tokens(tmp_path):
     lm = benchmarks.HarnessLM(tmp_path / "own", "cpu")
     assert ask(lm, "loglikelihood", ("  ", "a")) == ask(lm, "loglikelihood", ("", "a"))
     assert ask(lm, "loglikelihood_rolling", ("  ",)) == [0.0]
-    for context, said in (("", "' ' has no tokens"), ("a", "a continuation of 0 tokens")):
-        with pytest.raises(UserError, match=said):
-            ask(lm, "loglikelihood", (context, " "))
+    with pytest.raises(UserError, match="a continuation of 0 tokens"):
+        ask(lm, "loglikelihood", ("a", " "))
 
 
 def greedy(lm, text, n, room):
@@ -301,7 +300,7 @@ def test_the_shots_are_those_that_the_model_saw(asked, place, monkeypatch):
 
 @pytest.mark.parametrize("words, said", [
     ("--tasks small,nonsense --task_dir tasks", "no task 'nonsense' in tasks; groups are exo, sat, mudd, recall"),
-    ("--tasks small --task_dir nowhere", "--task_dir nowhere is not a folder"),
+    ("--tasks small --task_dir nowhere", "no task 'small' in nowhere"),
     ("--tasks small --task_dir tasks --seq_len 49", "longer than max_len 48"),
     ("--tasks gone --task_dir broken", "gone cannot be loaded (FileNotFoundError"),
     ("--tasks worse --task_dir broken", "worse cannot be loaded")])

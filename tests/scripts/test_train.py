@@ -293,6 +293,20 @@ def test_a_line_at_least_every_minute(data, tmp_path, monkeypatch, capsys):
     assert re.findall(r"step     1/1 \| (\d+) of 150 micro-steps", capsys.readouterr().out) == ["61", "122"]
 
 
+def test_a_bar_without_a_terminal(monkeypatch, capsys):
+    """Nothing for a minute, then a line a minute. An item takes a second of our own clock."""
+    def seconds(n):
+        for _ in range(n):
+            now[0] += 1
+            yield now[0]
+
+    now = [0]
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    assert list(cli.progress(seconds(50), "bar", 50)) == [*range(1, 51)] and not capsys.readouterr().err
+    list(cli.progress(seconds(200), "bar", 200))
+    assert re.findall(r"(\d+)/200", capsys.readouterr().err) == ["60", "120", "180"]
+
+
 def test_what_a_cluster_does(data, tmp_path, monkeypatch, capsys):
     """Copies started by srun; half a torchrun; no hard links; what a kill left; an idle weight."""
     words = {**SMALL, "max_steps": 8, "save_every": 2, "data": data}
