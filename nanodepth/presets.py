@@ -20,7 +20,7 @@ PRESETS = {
         n_layer=12, d_model=128, n_head=4, max_len=256, data="stdlib", seq_len=256, batch_tokens=4096, max_steps=1000,
         warmup_steps=30, muon_lr=0.007, adamw_lr=0.024, mix_lr=0.002, eval_every=250, eval_tokens=131072,
         save_every=100),
-    "study-30m": dict(                                              # larger, for a GPU (results/study-30m)
+    "study-30m": dict(                                              # larger, for a GPU (results/gpu)
         FINEWEB, n_layer=12, d_model=448, n_head=7, max_len=1024, seq_len=1024, batch_tokens=98304, max_steps=1000,
         warmup_steps=60, muon_lr=0.007, adamw_lr=0.024, mix_lr=0.002, eval_every=100, eval_tokens=393216,
         save_every=200),

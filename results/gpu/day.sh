@@ -60,7 +60,7 @@ shared() {      # COMMAND...: by several processes that share the GPU through NV
 }
 
 rates() {       # which learning rates suit 30M parameters?
-    shared python3 results/study-30m/rates.py --data "$LARGE" --results "$runs/rates" --jobs ${RATES_JOBS:-13} \
+    shared python3 results/gpu/rates.py --data "$LARGE" --results "$runs/rates" --jobs ${RATES_JOBS:-13} \
         $small ${small:+--steps 20 --warmup_steps 5}
 }
 

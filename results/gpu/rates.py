@@ -1,4 +1,4 @@
-"""Which learning rates suit 30M parameters? python results/study-30m/rates.py --data prose --results runs/rates30m
+"""Which learning rates suit 30M parameters? python results/gpu/rates.py --data prose --results runs/rates30m
 
 Short runs of gpt at several rates of Muon and AdamW, and of muddformer at several rates of its mixing parameters, all
 at the same time on one GPU, by study.py, whose options it takes. Prints the factors by which study.py should multiply
