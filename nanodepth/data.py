@@ -121,8 +121,9 @@ class Data:
         try:
             self.meta = json.loads(file.read_bytes()) if file.exists() else {}
             here = self.meta if file.exists() else {"tokenizer": "gpt2", "vocab_size": 50257, "shards": {}}
-            self.tokenizer, self.vocab_size, self.recorded = here["tokenizer"], here["vocab_size"], {**here["shards"]}
-        except (ValueError, KeyError, TypeError) as e:
+            self.tokenizer, self.vocab_size = here["tokenizer"], here["vocab_size"]
+            self.recorded = {name: {key: x[key] for key in ("tokens", "sha256")} for name, x in here["shards"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise UserError(f"{file}: broken ({type(e).__name__}: {e}): prepare the folder again") from None
         if self.tokenizer not in ("gpt2", "byte"):
             self.tokenizer = str(self.path / self.tokenizer)

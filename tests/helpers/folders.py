@@ -35,7 +35,7 @@ def make(folder, train, val=([1, 2, 3],), meta=None):
 
 def meta_of(shards, **changes):
     return {"version": 1, "tokenizer": "byte", "vocab_size": 257, "splits": {}, "source": "test",
-            "shards": {k: {"tokens": n} for k, n in shards.items()}} | changes
+            "shards": {k: {"tokens": n, "sha256": ""} for k, n in shards.items()}} | changes
 
 
 def ranks_file(path, tokens):

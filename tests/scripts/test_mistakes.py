@@ -158,7 +158,8 @@ SHARDS = {"train_000000.bin": 4, "val_000000.bin": 3}
         (shard_bytes([1, 50257]), "token id 50257 is beyond the vocabulary of 50,257 (gpt2)")]),
     ("train_000000.bin", None, "d: no train shard"), ("val_000000.bin", None, "d: no val shard"),
     ("token_bytes.npy", b"", "meta.json is missing: prepare the folder again"),
-    *(("meta.json", raw, "meta.json: broken") for raw in (b"[]", b"\xff")),
+    *(("meta.json", raw, "meta.json: broken") for raw in (
+        b"[]", b"\xff", json.dumps(meta_of({}) | {"shards": {name: {"tokens": 4} for name in SHARDS}}).encode())),
     ("meta.json", json.dumps(meta_of(SHARDS, tokenizer="own")).encode(), "d/own is missing: prepare the folder again"),
     *(("meta.json", json.dumps(meta_of(shards)).encode(), "d: its shards are not those that its meta.json lists")
       for shards in ({"train_000000.bin": 4}, SHARDS | {"train_000000.bin": 5}))])
