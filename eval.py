@@ -11,7 +11,6 @@ import os
 import time
 from pathlib import Path
 
-
 from nanodepth import runs, scoring
 from nanodepth.benchmarks import GROUPS, HarnessLM, benchmarks, find_tasks, lm_eval
 from nanodepth.cli import Parser, UserError, out_file, progress, run_folder, run_script

@@ -6,7 +6,6 @@ import lzma
 import os
 from pathlib import Path
 
-
 from nanodepth.cli import UserError, one_line, progress
 from nanodepth.tokenizers import EOT
 

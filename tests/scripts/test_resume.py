@@ -206,13 +206,15 @@ def test_ctrl_c_when_the_terminal_is_gone(data, tmp_path):
     assert running.wait(60) == 130 and runs.read_checkpoint(tmp_path / "run")["step"] == len(rows(tmp_path / "run"))
 
 
-def test_only_a_second_ctrl_c_ends_a_run_at_once():
+def test_only_a_second_ctrl_c_ends_a_run_at_once(capfd):
     """torchrun and shells repeat other signals."""
     with cli.signals() as got:
         for number in (numbers := [signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]):
             os.kill(os.getpid(), number)
         assert got == numbers
         assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL == signal.getsignal(signal.SIGINT)
+    said = "\nstopping after this step"
+    assert capfd.readouterr().err == 3 * f"{said}\n" + f"{said}; Ctrl-C again quits now\n"
 
 
 def test_weights_and_biases(data, tmp_path, monkeypatch):
