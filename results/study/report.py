@@ -123,7 +123,9 @@ def sums_table(losses):
 
 
 def halves_table(losses):
-    """What half the learning rates change at 12 x 256, and the leads over gpt there, all at the better of the two."""
+    """What half the learning rates change at 12 x 256. The leads over gpt there, all at the better of the two, and how
+    they differ from those at 12 x 128.
+    """
     better, losses = {}, dict(losses)
     for run in compare.table(HERE / "rates.csv"):
         if run["system"].endswith("-12x256") and (run["scale"], run["steps"]) == (0.5, 1000):
@@ -133,10 +135,10 @@ def halves_table(losses):
         better[name] = half if change and change < 0 else name
     best = better["gpt-12x256"]
     rows = [[f"`{name[:-7]}`", gap(losses, f"{name}, half", name), str(len(losses.get(f"{name}, half", ()))),
-             gap(losses, better[name], best)]
+             gap(losses, better[name], best), gap(losses, (better[name], "gpt"), (best, name[:-7]))]
             for name in sorted(better, key=lambda name: difference(losses, better[name], best)[0])]
-    return markdown(["system", "all rates halved, minus unchanged", "seeds at half", "minus gpt, both at better rates"],
-                    rows)
+    return markdown(["system", "all rates halved, minus unchanged", "seeds at half", "minus gpt, both at better rates",
+                     "that minus the lead at 12 x 128"], rows)
 
 
 def leads_picture(at):
