@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nanodepth.cli import Parser, UserError, progress, run_script, shell
+from nanodepth.cli import Parser, UserError, progress, run_script, shell, signals
 from nanodepth.data import HEADER, MAGIC, VERSION, Data, index, read_shard, split_of
 from nanodepth.runs import folder_atomically, write_atomically, write_text
 from nanodepth.texts import KNOWN, documents, text_files
@@ -110,10 +110,12 @@ def fill_folder(folder, texts, tokenizer, source, val_frac, shard_tokens=SHARD_T
         return split, np.array([encoding.eot_token, *encoding.encode_ordinary(text)], np.uint16)
 
     texts = iter(texts)
-    with ThreadPoolExecutor() as pool:                                  # tiktoken releases the GIL
-        while some := list(islice(texts, 100)):
+    with signals("these documents") as stops, ThreadPoolExecutor() as pool:     # tiktoken releases the GIL
+        while not stops and (some := list(islice(texts, 100))):
             for split, tokens in pool.map(encoded, some):
                 writers[split].add(tokens)
+    if stops:               # only now: an exception at any time may leave a lock taken for which the pool waits forever
+        raise SystemExit(128 + stops[0])
     train, val = writers["train"], writers["val"]
     if val_frac and train.fill > 1 and not val.tokens:
         n = min(max(round(val_frac * train.tokens), 1), train.fill // 2)

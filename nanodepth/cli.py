@@ -116,8 +116,11 @@ def progress(*given, **how):
 
 
 @contextmanager
-def signals():
-    """A list that gets the number of a signal which asks this process to stop. A second Ctrl-C ends it at once."""
+def signals(after="this step"):
+    """A list that gets the number of a signal which asks this process to stop. A second Ctrl-C ends it at once.
+
+    after: what will be finished first, for the message.
+    """
     got = []
 
     def on_signal(number, frame):
@@ -126,8 +129,8 @@ def signals():
             signal.signal(number, signal.SIG_DFL)
         if os.environ.get("RANK", "0") == "0":
             with suppress(OSError):                             # the terminal may be gone
-                again = b"; Ctrl-C again quits now" if number == signal.SIGINT else b""
-                os.write(2, b"\nstopping after this step" + again + b"\n")
+                again = "; Ctrl-C again quits now" if number == signal.SIGINT else ""
+                os.write(2, f"\nstopping after {after}{again}\n".encode())
 
     stops = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
     before = {number: signal.signal(number, on_signal) for number in stops

@@ -146,14 +146,16 @@ def test_stdlib_walk(tmp_path, monkeypatch, capsys):
     assert "there already" in capsys.readouterr().out and (tmp_path / "out/meta.json").stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
-def test_no_half_made_folder(tmp_path, number, code):
+@pytest.mark.parametrize("number, code, said", [
+    (signal.SIGKILL, -9, ""), (signal.SIGTERM, 143, "\nstopping after these documents\n"),
+    (signal.SIGINT, 130, "\nstopping after these documents; Ctrl-C again quits now\n")])
+def test_no_half_made_folder(tmp_path, number, code, said):
     write_docs(tmp_path / "a.txt", ["some words here"] * 600_000)
     words = "text a.txt --name x --tokenizer byte --shard_tokens 50000"
     process = start("data_prep.py", *words.split(), cwd=tmp_path)
     wait_until(lambda: list(tmp_path.glob("data/x.tmp-*/train_000002.bin")), process)
     process.send_signal(number)
-    assert finish(process, code)[1] == ""
+    assert finish(process, code)[1] == said
     assert not (tmp_path / "data/x").exists() and (code < 0 or not list((tmp_path / "data").iterdir()))
     assert all((left / "token_bytes.npy").exists() for left in tmp_path.glob("data/*"))    # so it is no public data
 
