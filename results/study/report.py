@@ -130,11 +130,11 @@ def halves_table(losses):
     for run in compare.table(HERE / "rates.csv"):
         if run["system"].endswith("-12x256") and (run["scale"], run["steps"]) == (0.5, 1000):
             losses.setdefault(f"{run['system']}, half", {})[run["seed"]] = run["others"]
-    for name in (name for name in losses if name.endswith("-12x256")):
-        half, change = f"{name}, half", difference(losses, f"{name}, half", name)[0]
-        better[name] = half if change and change < 0 else name
+    for half in (name for name in losses if name.endswith(", half")):
+        name = half.removesuffix(", half")
+        better[name] = half if difference(losses, half, name)[0] < 0 else name
     best = better["gpt-12x256"]
-    rows = [[f"`{name[:-7]}`", gap(losses, f"{name}, half", name), str(len(losses.get(f"{name}, half", ()))),
+    rows = [[f"`{name[:-7]}`", gap(losses, f"{name}, half", name), str(len(losses[f"{name}, half"])),
              gap(losses, better[name], best), gap(losses, (better[name], "gpt"), (best, name[:-7]))]
             for name in sorted(better, key=lambda name: difference(losses, better[name], best)[0])]
     return markdown(["system", "all rates halved, minus unchanged", "seeds at half", "minus gpt, both at better rates",
