@@ -99,6 +99,7 @@ def fill_folder(folder, texts, tokenizer, source, val_frac, shard_tokens=SHARD_T
     """Writes shards, token_bytes.npy and meta.json for texts, an iterable of (split, text); returns meta.json's dict.
 
     If no document is for validation, the last val_frac of the train tokens move there, as a document of their own.
+    Ctrl-C or another signal to stop raises SystemExit once the documents in hand are done.
     """
     encoding = load_tokenizer(tokenizer)
     widths = token_bytes(encoding)
@@ -114,7 +115,7 @@ def fill_folder(folder, texts, tokenizer, source, val_frac, shard_tokens=SHARD_T
         while not stops and (some := list(islice(texts, 100))):
             for split, tokens in pool.map(encoded, some):
                 writers[split].add(tokens)
-    if stops:               # only now: an exception at any time may leave a lock taken for which the pool waits forever
+    if stops:       # not KeyboardInterrupt at once: inside the pool's code it can leave a lock taken, and the pool waits
         raise SystemExit(128 + stops[0])
     train, val = writers["train"], writers["val"]
     if val_frac and train.fill > 1 and not val.tokens:
