@@ -115,7 +115,7 @@ def fill_folder(folder, texts, tokenizer, source, val_frac, shard_tokens=SHARD_T
         while not stops and (some := list(islice(texts, 100))):
             for split, tokens in pool.map(encoded, some):
                 writers[split].add(tokens)
-    if stops:       # not KeyboardInterrupt at once: inside the pool's code it can leave a lock taken, and the pool waits
+    if stops:               # raised at once, inside the pool's code, it can leave a lock taken for which the pool waits
         raise SystemExit(128 + stops[0])
     train, val = writers["train"], writers["val"]
     if val_frac and train.fill > 1 and not val.tokens:
