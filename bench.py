@@ -8,9 +8,9 @@ In every round the model and its gpt each run one training step on random tokens
 both. A ratio is gpt's time over the model's in the same round: the median over the rounds, ± half the interquartile
 range. A model that does not fit in memory gets a row that says so. The columns:
     params, FLOPs   what the idea adds to gpt; FLOPs count matrix products and attention
-    fwd, bwd, opt   milliseconds of forward, backward and optimizer
+    fwd, bwd, opt   milliseconds of forward, backward and optimizer; tok/s: tokens per second of all three
     x gpt           speed of forward + backward, relative to gpt; x gpt step: with the optimizer
-    GiB             peak of parameters, gradients, optimizer state and activations
+    GiB             peak of parameters, gradients, optimizer state and activations; GiB x gpt: relative to gpt
     MFU             FLOP/s of forward + backward over the peak in the chip's data sheet
     compile         seconds that the first step takes longer than a usual one
 """
@@ -175,7 +175,7 @@ def parse(argv):
                         help="[every model; gpt of the same shape is always added, plain gpt beside gpt:option=value]")
     parser.add_argument("--preset", help="use the shape of a preset (see docs/training.md)")
     for name in FLAGS:
-        parser.add_argument(f"--{name}", type=int, help=f"[{SHAPE.get(name, 'as in the model files')}]")
+        parser.add_argument(f"--{name}", type=int, help=f"[the preset's, else {SHAPE.get(name, 'as in the model files')}]")
     parser.add_argument("--batch", type=int, default=4, help="sequences per step [4]")
     parser.add_argument("--dtype", default="auto", choices=("fp32", "bf16", "auto"),
                         help="bf16 is autocast; auto: bf16 if the chip supports it [auto]")

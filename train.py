@@ -52,7 +52,7 @@ class Options:                      # the preset changes some of these values: -
     micro_batch: int | None = None  # sequences per forward pass and rank: speed, memory only; none: up to 32,768 tokens
     optimizer: str = "muon"         # muon (for the blocks' matrices, AdamW for the rest) | adamw; yours: see muon.py
     muon_lr: float = 0.02           # Muon's peak learning rate
-    adamw_lr: float = 0.004         # AdamW's peak learning rate (embeddings, head, norms; with --optimizer adamw all)
+    adamw_lr: float = 0.004         # AdamW's peak learning rate (embeddings, head, norms; without Muon also matrices)
     mix_lr: float | None = None     # AdamW's peak learning rate for mixing parameters, see muon.py; none: adamw_lr
     weight_decay: float = 0.1       # of the matrices; Muon's is cautious: only where the update points there too
     second_moment: float | None = None  # Muon: decay rate of NorMuon's second moment (ExoFormer: 0.95); none: off
