@@ -175,7 +175,7 @@ def parse(argv):
                         help="[every model; gpt of the same shape is always added, plain gpt beside gpt:option=value]")
     parser.add_argument("--preset", help="use the shape of a preset (see docs/training.md)")
     for name in FLAGS:
-        parser.add_argument(f"--{name}", type=int, help=f"[the preset's, else {SHAPE.get(name, 'as in the model files')}]")
+        parser.add_argument(f"--{name}", type=int, help=f"[the preset's, or {SHAPE.get(name, 'as in the files')}]")
     parser.add_argument("--batch", type=int, default=4, help="sequences per step [4]")
     parser.add_argument("--dtype", default="auto", choices=("fp32", "bf16", "auto"),
                         help="bf16 is autocast; auto: bf16 if the chip supports it [auto]")
