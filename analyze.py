@@ -60,6 +60,8 @@ def compare(args):
     for name, some in systems.items():
         if differ := curves.otherwise(systems, name, baseline, args.ignore):
             note(f"{name} and {baseline} differ in more than the idea: {differ}")
+        if differ := curves.elsewhere(some, base):
+            note(f"{name} and {baseline} ran in other ways ({differ}): the table does not compare tokens/s and GiB")
         own, other = ({run["seed"] for run in group} for group in (some, base))
         if own != other:
             note(f"{name} has seeds {sorted(own)}, {baseline} {sorted(other)}: a seed that one lacks counts as far as "

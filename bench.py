@@ -8,7 +8,7 @@ In every round the model and its gpt each run one training step on random tokens
 both. A ratio is gpt's time over the model's in the same round: the median over the rounds, ± half the interquartile
 range. A model that does not fit in memory gets a row that says so. The columns:
     params, FLOPs   what the idea adds to gpt; FLOPs count matrix products and attention
-    fwd, bwd, opt   milliseconds of forward, backward and optimizer; tok/s: tokens per second of all three
+    fwd, bwd, opt   milliseconds of forward, backward and Muon with AdamW; tok/s: tokens per second of all three
     x gpt           speed of forward + backward, relative to gpt; x gpt step: with the optimizer
     GiB             peak of parameters, gradients, optimizer state and activations; GiB x gpt: relative to gpt
     MFU             FLOP/s of forward + backward over the peak in the chip's data sheet

@@ -78,14 +78,27 @@ def systems(runs, ignore=()):
 
 
 def otherwise(systems, name, base, ignore=()):
-    """How two systems differ besides the idea (the model, its file, options that only one of them has) and what their
-    names say, in words.
+    """How two systems differ besides the idea (the model, its files, options that only it has) and what their names
+    say, in words.
     """
     a, b = (systems[each][0]["config"] for each in (name, base))
-    own = {"model", *(a["model_config"].keys() ^ b["model_config"].keys())}
-    found = {key: pair for key, pair in ran.differences(a, b, {*ignore, *own}).items()
-             if f" {key}=" not in name + base and (a["model"] == b["model"] or not key.startswith("models/"))}
-    return ran.in_words(found)
+    code, other = a.get("code", {}), b.get("code", {})
+    own = {"model", *(a["model_config"].keys() - b["model_config"].keys()),
+           *(code.keys() - {*other, *ran.DECIDE, "muon.py"}),
+           *(file for file in other if file.startswith("models/") and file not in code)}
+    said = any if a["model"] == b["model"] else all
+    return ran.in_words({key: pair for key, pair in ran.differences(a, b, {*ignore, *own}).items()
+                         if not said(f" {key}=" in each for each in (name, base))})
+
+
+def elsewhere(some, base):
+    """What differs between the machines and settings of two systems' runs that changes their speed or memory, in words
+    (beside the compiler, which the table names).
+    """
+    names = "cpu", "gpu", "ranks", "threads", "micro_batch"
+    a, b = ({name: {{**run["config"], **run["config"]["options"]}.get(name) for run in runs} for name in names}
+            for runs in (some, base))
+    return ", ".join(name for name in names if a[name] != b[name])
 
 
 def find_baseline(groups):
@@ -212,7 +225,7 @@ def compiled(config):
 def summarise(groups, baseline):
     """{name: row of the table} for systems(), the baseline first, at the last validation that all seeds have."""
     rows, end = {}, curve(groups[baseline])[-1]
-    last = losses(groups, end[0], end[2])
+    last = losses({name: some for name, some in groups.items() if curve(some)[-1][0] == end[0]}, end[0], end[2])
     for name, some in {baseline: groups[baseline], **groups}.items():
         points = curve(some)
         tokens, loss, _ = points[-1]

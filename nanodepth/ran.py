@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DECIDE = "train.py", "nanodepth/data.py", "nanodepth/devices.py", "nanodepth/scoring.py"
+SHARED = "nanodepth", "probes", "models", "data_prep.py"      # what train.py imports from here changes no loss
 FREE = {"seed", "preset", "data", "init_from", "out", "resume", "device", "threads", "compile", "deterministic",
         "micro_batch", "eval_every", "eval_tokens", "final_eval_tokens", "save_every", "wandb"}     # change no loss
 texts = {}                                              # {file: its source text when it was imported, in bytes}
@@ -52,26 +53,40 @@ def place(file):
 # ---------------------------------------------------------------------------------------------------------------- code
 
 
-def files(module):
+def files(module, script=None):
     """[file]: those of this repository that decide what a run of this model module computes: also what it imports, and
-    what muon.py imports.
+    what muon.py and the script that trains import. script: train.py's module, or that of a copy of it.
     """
-    found, left = [ROOT / file for file in DECIDE], [sys.modules.get("muon"), module]
+    found = [file_of(script) if file == "train.py" and is_ours(file_of(script)) else ROOT / file for file in DECIDE]
+    parts = [script, *(sys.modules.get(file[:-3].replace("/", ".")) for file in DECIDE)]
+    left = [x for part in parts if is_ours(file_of(part)) for x in imported(part)
+            if file_of(x).relative_to(ROOT).parts[0] not in SHARED]
+    left += [sys.modules.get("muon"), module]
     while left:
         module = left.pop()
-        file = place(getattr(module, "__file__", None) or ROOT)
-        if not is_ours(file) or file in found or file.name == "__init__.py":
-            continue
-        found.append(file)
-        names = [base.__module__ for x in vars(module).values() if isinstance(x, type) for base in x.__mro__]
-        for node in ast.walk(ast.parse(text(file))):                                        # what it imports
-            if isinstance(node, ast.Import):
-                names += [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                start = resolve_name("." * node.level + (node.module or ""), module.__package__)
-                names += [start, *(f"{start}.{alias.name}" for alias in node.names)]
-        left += [sys.modules[name] for name in dict.fromkeys(names) if name in sys.modules]
+        file = file_of(module)
+        if is_ours(file) and file not in (*found, *(ROOT / name / "__init__.py" for name in SHARED)):
+            found.append(file)
+            left += imported(module)
     return found
+
+
+def file_of(module):
+    """Its file; without one the repository itself, which is no file of ours."""
+    return place(getattr(module, "__file__", None) or ROOT)
+
+
+def imported(module):
+    """[module]: those of this repository that a module imports, or whose classes its own are made from."""
+    names = [base.__module__ for x in vars(module).values() if isinstance(x, type) for base in x.__mro__]
+    for node in ast.walk(ast.parse(text(file_of(module)))):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            start = resolve_name("." * node.level + (node.module or ""), module.__package__)
+            names += [start, *(f"{start}.{alias.name}" for alias in node.names)]
+    found = [sys.modules[name] for name in dict.fromkeys(names) if name in sys.modules]
+    return [x for x in found if is_ours(file_of(x))]
 
 
 def text(file):
@@ -93,9 +108,9 @@ def digest(source):
     return hashlib.sha256(repr(plain(tree)).encode()).hexdigest()[:12]
 
 
-def code(module):
+def code(module, script=None):
     """{file, relative to the repository: digest() of what was imported} of files()."""
-    return {file.relative_to(ROOT).as_posix(): digest(text(file)) for file in files(module)}
+    return {file.relative_to(ROOT).as_posix(): digest(text(file)) for file in files(module, script)}
 
 
 def git_state():

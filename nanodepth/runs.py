@@ -109,11 +109,16 @@ def load(run_dir, device="cpu"):
     model, now = models.build(config["model"], **config["model_config"]), models.module(config["model"])
     take_weights(model, checkpoint, f"{models.path(config['model'])} as it is today (see {run_dir}/source)", run_dir)
     for file in changed(config, ran.code(now)):
-        if file.startswith("models/"):                                      # others do not change what a model computes
+        if file not in (*ran.DECIDE, "muon.py"):                            # these do not change what a model computes
             print(f"{file}, as imported, differs from the copy in {run_dir}/source", file=sys.stderr)
     if step < config["options"].get("max_steps", step):                     # still in training, or interrupted
         print(f"{run_dir} is at step {step} of {config['options']['max_steps']}", file=sys.stderr)
     return model.to(device).eval(), config | {"step": step}
+
+
+def code_of_training(options):
+    """ran.code() of the run that this process trains. Its script is train.py, or a copy of it."""
+    return ran.code(models.module(options.model), sys.modules.get("train", sys.modules["__main__"]))
 
 
 def changed(config, code):
@@ -268,7 +273,7 @@ class Run:
             "model": options.model, "model_config": asdict(model.config),
             "options": {**asdict(asked), "out": str(path)},
             "defaults": {f.name: f.default for part in (options, model.config) for f in fields(part)},
-            "code": ran.code(models.module(options.model)), "began": f"{datetime.now():%Y-%m-%d %H:%M:%S}",
+            "code": code_of_training(options), "began": f"{datetime.now():%Y-%m-%d %H:%M:%S}",
             "parameters": sum(p.numel() for p in model.parameters()),
             "begins_with": ran.checksum(model) if options.init_from else None,
             "tokenizer": data.tokenizer, "n_vocab": data.vocab_size,
@@ -294,7 +299,7 @@ class Run:
         a UserError, and no file changes.
         """
         path = Path(options.resume)
-        run, code = cls(path, None, options, model, optimizers, ranks), ran.code(models.module(options.model))
+        run, code = cls(path, None, options, model, optimizers, ranks), code_of_training(options)
         ranks.share(None)                                                   # wait until the folder is locked
         checkpoint = read_checkpoint(path)                                  # which no other process replaces now
         run.config = config = checkpoint["config"]

@@ -3,8 +3,9 @@
 FOLDER has the runs.csv and logs.jsonl.xz of results/study/study.py --results FOLDER. Prints one table per length of the
 runs, each system at its best learning rates: those with the lowest loss on targets that are not copyable (on all
 targets if most are copyable, as on bytes), at the length and seed at which most rates were tried. Runs of a system that
-differ in more than their seed, length and rates are systems apart. A run that is in no table is named. The intervals
-are those of nanodepth/curves.py. The other scripts of this folder import from here what they share.
+differ in more than their seed, length and rates are systems apart. A run that is in no table is named, and so is what
+else than the idea differs between a system and gpt. The intervals are those of nanodepth/curves.py. The other scripts
+of this folder import from here what they share.
 """
 import csv
 import json
@@ -18,7 +19,7 @@ from statistics import mean
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from nanodepth import ran  # noqa: E402
 from nanodepth.cli import Parser, UserError, run_script  # noqa: E402
-from nanodepth.curves import difference  # noqa: E402
+from nanodepth.curves import difference, otherwise  # noqa: E402
 
 RATES = "muon_lr", "adamw_lr", "mix_lr"
 TEXTS = "run system kind model options data commit cpu gpu torch".split()      # all other columns have numbers
@@ -135,6 +136,10 @@ def main(argv):
         if run["run"] not in shown:
             why = "was not best" if math.isfinite(run["loss"]) else "diverged"
             print(f"left out: {run['run']} {why} (scale {run['scale']:g})", file=sys.stderr)
+    known = {run["system"]: [run] for run in reversed(runs) if run["config"]}
+    for name in known if base in known else ():
+        if differ := otherwise(known, name, base, {*RATES, "max_steps", "warmup_steps", *args.ignore}):
+            print(f"{name} and {base} differ in more than the idea: {differ}", file=sys.stderr)
     for steps, each in at.items():
         print(f"\n{steps:,} steps\n\n{main_table(each, base)}")
 

@@ -160,7 +160,7 @@ def check(system, known, fingerprint, args):
         options, model_config, _ = train.parse(recipe(system, scale, args) + flags(max_steps=steps))
         now = {"model": options.model, "model_config": asdict(models.config(options.model, **model_config)),
                "options": vars(options), "data": {"fingerprint": fingerprint}, "versions": {"torch": torch.__version__},
-               "code": ran.code(models.module(options.model))}
+               "code": ran.code(models.module(options.model), train)}
         free = {"vocab_size", "max_steps", "warmup_steps", *args.ignore}        # warm-up is cut to a stage's length
         if differ := ran.differences(config, now, free | ({"dtype"} if options.dtype == "auto" else set())):
             raise UserError(f"{name} was trained with other options or code than this study would use now "

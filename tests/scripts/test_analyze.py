@@ -66,13 +66,16 @@ def test_a_mixed_folder(tmp_path, capsys):
             "left out: {}/young has only one validation", "left out: {}/notes is not the folder of a run",
             "left out: {}/other: validated on sequences of 64 of data with fingerprint f, other runs on ",
             "left out: {0}/b: {0}/a is a newer or finished run of the same system with the same seed",
+            f"{ROOT} max_steps=400 and {base} ran in other ways (gpu)",
             f"{ROOT} max_steps=400 has trained on 4,000 tokens, {base} on 2,000: the table does not compare them",
             f"more and {base} differ in more than the idea: batch_tokens 60",
             f"more and {base} saw other batches (batch_tokens 60",
             f"short has seeds [1], {base} [0]: a seed that one lacks counts as far as other systems have it",
             f"short's last loss is on 7 tokens, {base}'s on 1,000: they cannot be compared",
             f"short and {base} saw other batches (no seed in common)",
+            f"early and {base} differ in more than the idea: max_steps 100, 200",
             f"early has trained on 1,000 tokens, {base} on 2,000: the table does not compare them",
+            f"slow and {base} differ in more than the idea: max_steps 900, 200",
             f"slow has seeds [0, 1], {base} [0]", "slow: not all seeds have losses after more than 1,000 tokens",
             "slow has trained on 1,000 tokens"], strict=True):
         assert line.startswith(f"analyze.py: {said.format(tmp_path)}"), line

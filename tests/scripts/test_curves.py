@@ -1,4 +1,5 @@
 """curves.py: systems, intervals and tokens saved against numbers by hand."""
+import json
 import math
 import os
 import random
@@ -60,6 +61,43 @@ def test_edited_code_is_another_system(tmp_path):
     mine = write_run(tmp_path / "m", [5, 4], model="mine", shape={"window": 4}, options={"muon_lr": 1},
                      code={"train.py": "3"})
     assert curves.otherwise(curves.systems(read(first, mine)), "mine", ROOT) == "muon_lr 1, 0.005, train.py"
+
+
+def test_what_else_than_the_idea_differs(tmp_path):
+    """Also if only the baseline's name says it, in a file that both models import, and in an option that only the
+    baseline has, not at its default.
+    """
+    mine = write_run(tmp_path / "mine", [5, 4], model="mine", shape={"window": 4},
+                     code={f"models/{ROOT}.py": "2", "models/own.py": "1", "own/kit.py": "1"})
+    plain = write_run(tmp_path / "plain", [5, 4], options={"muon_lr": 1}, shape={"z_loss": 0.1, "later": 0})
+    wide = write_run(tmp_path / "wide", [5, 4], shape={"n_layer": 3, "z_loss": 0.1, "later": 0})
+    for run in (plain, wide):
+        config = json.loads((run / "config.json").read_text())
+        (run / "config.json").write_text(json.dumps(config | {"defaults": {"gate": "none", "z_loss": 0, "later": 0}}))
+    found = curves.systems(read(mine, plain, wide))
+    names = list(found)
+    assert names == ["mine", f"{ROOT} n_layer=2 muon_lr=1", f"{ROOT} n_layer=3 muon_lr=0.005"]
+    assert curves.otherwise(found, "mine", names[1]) == f"muon_lr 0.005, 1, models/{ROOT}.py, z_loss 0, 0.1"
+    assert curves.otherwise(found, "mine", names[2]) == f"n_layer 2, 3, models/{ROOT}.py, z_loss 0, 0.1"
+    assert curves.otherwise(found, names[2], names[1]) == ""                # their names say it
+
+
+def test_what_else_than_the_model_changes_its_speed(tmp_path):
+    a, b = read(*(write_run(tmp_path / str(seed), [5, 4], seed, gpu="H100", ranks=1) for seed in (0, 1)))
+    other, = read(write_run(tmp_path / "other", [5, 4], options={"micro_batch": 1}, gpu="H100", ranks=8))
+    assert curves.elsewhere([a, b], [b]) == "" and curves.elsewhere([a], [b, other]) == "ranks, micro_batch"
+
+
+def test_longer_runs_have_no_noise_of_their_own(tmp_path):
+    """They begin as the shorter ones, so their losses where those end say nothing more."""
+    def runs(name, *losses, longer=()):
+        return read(*(write_run(tmp_path / f"{name}{i}", [9, x, *longer], i) for i, x in enumerate(losses)))
+
+    groups = {ROOT: runs("a", 4.0, 4.3, 4.2), "one": runs("b", 3.9, 4.25, 4.0)}
+    wanted = curves.summarise(groups, ROOT)["one"]["difference_95"]
+    again = {f"{name} long": runs(f"{name[0]}l", *(run["val"][1]["loss"] for run in some), longer=[3, 2])
+             for name, some in groups.items()}
+    assert curves.summarise(groups | again, ROOT)["one"]["difference_95"] == pytest.approx(wanted)
 
 
 def test_the_baseline(tmp_path):
