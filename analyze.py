@@ -6,11 +6,10 @@
 Numbers are written as JSON and Markdown, pictures as PNG (pip install matplotlib). docs/probes.md says what they show.
 
 curves: runs that differ only in their seed form one system; what else differs (an option, edited code, the data, the
-version of torch) makes another one, unless --ignore names it. Of equal runs the newest finished one counts. Only losses
-on the same tokens can be compared. Every run, seed or loss that is left out is named. curves.md has the table,
-curves.json {system: its row}, curves.png the baseline and the eight systems with the lowest final losses. Runs of one
-seed see the same batches, so the difference of their training losses has little noise: it is drawn between the
-validations.
+version of torch) makes another one, unless --ignore names it. Of equal runs the newest finished one counts. Every run,
+seed or loss that is left out is named. curves.md has the table, curves.json {system: its row}, curves.png the baseline
+and the eight systems with the lowest final losses. Runs of one seed see the same batches, so the difference of their
+training losses has little noise: it is drawn between the validations.
 
 probe: measures the models while they read the validation split, in fp32. It writes pictures, and RUN.json with all
 numbers. A number that is not finite is null in JSON.
@@ -62,6 +61,8 @@ def compare(args):
             note(f"{name} and {baseline} differ in more than the idea: {differ}")
         if differ := curves.elsewhere(some, base):
             note(f"{name} and {baseline} ran in other ways ({differ}): the table does not compare tokens/s and GiB")
+        if not any(run["done"] for run in some):
+            note(f"no run of {name} has finished")
         own, other = ({run["seed"] for run in group} for group in (some, base))
         if own != other:
             note(f"{name} has seeds {sorted(own)}, {baseline} {sorted(other)}: a seed that one lacks counts as far as "

@@ -85,9 +85,9 @@ def on_tasks(args):
     rows = []
     for run in args.runs:
         lm = HarnessLM(run, args.device, args.batch_tokens, args.seq_len)
-        tables = benchmarks(lm, args, *asked)
+        longest, tables = lm.seq_len, benchmarks(lm, args, *asked)
         rows.append({"run": run, "time": time.strftime("%Y-%m-%dT%H:%M:%S"), "step": lm.step,
-                     "lm_eval": lm_eval.__version__, "limit": args.limit, "tables": tables})
+                     "lm_eval": lm_eval.__version__, "limit": args.limit, "seq_len": longest, "tables": tables})
         with open(Path(run) / "eval.jsonl", "a", encoding="utf-8") as f:
             f.write(runs.to_json(rows[-1]))
     for title in rows[0]["tables"]:

@@ -244,8 +244,8 @@ def summarise(groups, baseline):
 
 def table(rows, baseline):
     """The rows of summarise() as Markdown."""
-    lines = [f"| system | seeds | tokens | final loss (nats) | difference to {baseline} (95% interval) | tokens/s "
-             "| peak GiB |", "|---|---|---|---|---|---|---|"]
+    lines = [f"| system | seeds | tokens | final loss (nats, ± SD) | difference to {baseline} (95% interval) "
+             "| tokens/s | peak GiB |", "|---|---|---|---|---|---|---|"]
 
     def cell(value, spread, form):
         return f"{value:{form}}" + ("" if spread is None else f" ± {spread:{form.lstrip('+')}}")

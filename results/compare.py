@@ -137,8 +137,12 @@ def main(argv):
             why = "was not best" if math.isfinite(run["loss"]) else "diverged"
             print(f"left out: {run['run']} {why} (scale {run['scale']:g})", file=sys.stderr)
     known = {run["system"]: [run] for run in reversed(runs) if run["config"]}
-    for name in known if base in known else ():
-        if differ := otherwise(known, name, base, {*RATES, "max_steps", "warmup_steps", *args.ignore}):
+    scales = {name: sorted({run["scale"] for run in runs if run["system"] == name}) for name in systems}
+    for name in systems:
+        if scales[name] != scales[base]:
+            print(f"{name} tried its rates times {scales[name]}, {base} times {scales[base]}", file=sys.stderr)
+        if {name, base} <= known.keys() and (differ := otherwise(
+                known, name, base, {*RATES, "max_steps", "warmup_steps", *args.ignore})):
             print(f"{name} and {base} differ in more than the idea: {differ}", file=sys.stderr)
     for steps, each in at.items():
         print(f"\n{steps:,} steps\n\n{main_table(each, base)}")

@@ -208,7 +208,10 @@ def test_no_run_is_left_out_in_silence(tmp_path, capsys):
     assert said.splitlines() == ["left out: mine-x1-seed1-500 was not best (scale 1)",
                                  "left out: mine-x1-seed1-1000 was not best (scale 1)",
                                  "left out: other-x1-seed3-1000 diverged (scale 1)",
-                                 "other (d_ff 64, 128) and mine differ in more than the idea: d_ff 128, 64"]
+                                 "other tried its rates times [1], mine times [0.5, 1]",
+                                 "other (d_ff 64, 128) tried its rates times [1], mine times [0.5, 1]",
+                                 "other (d_ff 64, 128) and mine differ in more than the idea: d_ff 128, 64",
+                                 "third (eval_tokens 99, 9) tried its rates times [1], mine times [0.5, 1]"]
     compare.main([str(tmp_path), "--ignore", "d_ff", "--baseline", "other"])
     out = capsys.readouterr().out
     assert "difference to other (95%)" in out and "| `other` | 3 |" in out
