@@ -83,19 +83,18 @@ def otherwise(systems, name, base, ignore=()):
     """
     a, b = (systems[each][0]["config"] for each in (name, base))
     code, other = a.get("code", {}), b.get("code", {})
-    own = {"model", *(a["model_config"].keys() - b["model_config"].keys()),
-           *(code.keys() - {*other, *ran.DECIDE, "muon.py"}),
-           *(file for file in other if file.startswith("models/") and file not in code)}
-    said = any if a["model"] == b["model"] else all
-    return ran.in_words({key: pair for key, pair in ran.differences(a, b, {*ignore, *own}).items()
-                         if not said(f" {key}=" in each for each in (name, base))})
+    own, said = (), any
+    if a["model"] != b["model"]:
+        own, said = a["model_config"].keys() - b["model_config"].keys() | code.keys() ^ other.keys() | {"model"}, all
+    found = ran.differences(a, b, {*ignore, *own} - {*ran.DECIDE, "muon.py"})
+    return ran.in_words({key: x for key, x in found.items() if not said(f" {key}=" in each for each in (name, base))})
 
 
 def elsewhere(some, base):
     """What differs between the machines and settings of two systems' runs that changes their speed or memory, in words
     (beside the compiler, which the table names).
     """
-    names = "cpu", "gpu", "ranks", "threads", "micro_batch"
+    names = "cpu", "gpu", "ranks", "threads", "micro_batch", "deterministic"
     a, b = ({name: {{**run["config"], **run["config"]["options"]}.get(name) for run in runs} for name in names}
             for runs in (some, base))
     return ", ".join(name for name in names if a[name] != b[name])
@@ -203,6 +202,18 @@ def difference(losses, a, b):
     return float(weights @ y), half
 
 
+def beside(groups, *kept):
+    """The groups that tell the noise of a difference: kept, and of those that differ in max_steps alone the first.
+    Longer runs begin as shorter ones do, so there they have no noise of their own.
+    """
+    found = {name: groups[name] for name in kept}
+    for name, some in groups.items():
+        gaps = (ran.differences(some[0]["config"], each[0]["config"]) for each in found.values())
+        if not any(gap.keys() == {"max_steps"} for gap in gaps):
+            found[name] = some
+    return found
+
+
 def deviation(values):
     """Standard deviation; None of one value, nan if a value is not finite, for which statistics.stdev fails."""
     return (stdev(values) if all(map(math.isfinite, values)) else math.nan) if len(values) > 1 else None
@@ -225,10 +236,10 @@ def compiled(config):
 def summarise(groups, baseline):
     """{name: row of the table} for systems(), the baseline first, at the last validation that all seeds have."""
     rows, end = {}, curve(groups[baseline])[-1]
-    last = losses({name: some for name, some in groups.items() if curve(some)[-1][0] == end[0]}, end[0], end[2])
     for name, some in {baseline: groups[baseline], **groups}.items():
         points = curve(some)
         tokens, loss, _ = points[-1]
+        last = losses(beside(groups, baseline, name), *end[::2])
         gap, half = difference(last, name, baseline) if tokens == end[0] else (None, None)
         peaks = [max(row.get("peak_bytes", 0) for row in run["val"]) for run in some]
         speeds = [median(row["tok_s"] for row in run["train"]) for run in some]

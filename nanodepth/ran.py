@@ -15,7 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DECIDE = "train.py", "nanodepth/data.py", "nanodepth/devices.py", "nanodepth/scoring.py"
-SHARED = "nanodepth", "probes", "models", "data_prep.py"      # what train.py imports from here changes no loss
+SHARED = ("data_prep.py", "models/__init__.py", "probes/__init__.py", *(f"nanodepth/{name}.py" for name in (
+    "__init__ benchmarks cli curves inside pictures presets ran runs texts tokenizers".split())))   # change no loss
 FREE = {"seed", "preset", "data", "init_from", "out", "resume", "device", "threads", "compile", "deterministic",
         "micro_batch", "eval_every", "eval_tokens", "final_eval_tokens", "save_every", "wandb"}     # change no loss
 texts = {}                                              # {file: its source text when it was imported, in bytes}
@@ -59,32 +60,43 @@ def files(module, script=None):
     """
     found = [file_of(script) if file == "train.py" and is_ours(file_of(script)) else ROOT / file for file in DECIDE]
     parts = [script, *(sys.modules.get(file[:-3].replace("/", ".")) for file in DECIDE)]
-    left = [x for part in parts if is_ours(file_of(part)) for x in imported(part)
-            if file_of(x).relative_to(ROOT).parts[0] not in SHARED]
-    left += [sys.modules.get("muon"), module]
+    used = [x for part in parts if is_ours(file_of(part)) for x in imported(part)
+            if file_of(x) not in (*found, *(ROOT / name for name in SHARED))]
+    return list(dict.fromkeys([*found, *closure([*used, sys.modules.get("muon"), module])]))
+
+
+def closure(left):
+    """[file]: those of this repository that these modules are in, and all that they import; without an __init__.py that
+    is empty or in SHARED.
+    """
+    found = []
     while left:
         module = left.pop()
         file = file_of(module)
-        if is_ours(file) and file not in (*found, *(ROOT / name / "__init__.py" for name in SHARED)):
+        skip = file.name == "__init__.py" and (file.relative_to(ROOT).as_posix() in SHARED or not text(file).strip())
+        if is_ours(file) and file not in found and not skip:
             found.append(file)
             left += imported(module)
     return found
 
 
 def file_of(module):
-    """Its file; without one the repository itself, which is no file of ours."""
-    return place(getattr(module, "__file__", None) or ROOT)
+    """Its file; if it has none, the repository itself, which is no file of ours."""
+    file = place(getattr(module, "__file__", None) or ROOT)
+    return file if file in texts or file.is_file() else ROOT
 
 
 def imported(module):
     """[module]: those of this repository that a module imports, or whose classes its own are made from."""
     names = [base.__module__ for x in vars(module).values() if isinstance(x, type) for base in x.__mro__]
-    for node in ast.walk(ast.parse(text(file_of(module)))):
+    file, package = file_of(module), getattr(module, "__package__", None)
+    for node in ast.walk(ast.parse(text(file))) if file.suffix == ".py" else ():
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            start = resolve_name("." * node.level + (node.module or ""), module.__package__)
+        elif isinstance(node, ast.ImportFrom) and (package or not node.level):
+            start = resolve_name("." * node.level + (node.module or ""), package)
             names += [start, *(f"{start}.{alias.name}" for alias in node.names)]
+    names += [name[:i] for name in names for i, x in enumerate(name) if x == "."]          # packages
     found = [sys.modules[name] for name in dict.fromkeys(names) if name in sys.modules]
     return [x for x in found if is_ours(file_of(x))]
 
@@ -110,7 +122,13 @@ def digest(source):
 
 def code(module, script=None):
     """{file, relative to the repository: digest() of what was imported} of files()."""
-    return {file.relative_to(ROOT).as_posix(): digest(text(file)) for file in files(module, script)}
+    return digests(files(module, script))
+
+
+def digests(files):
+    """{file, relative to the repository: digest() of what was imported, of other than Python of its bytes}."""
+    return {file.relative_to(ROOT).as_posix(): digest(text(file)) if file.suffix == ".py" else
+            hashlib.sha256(text(file)).hexdigest()[:12] for file in files}
 
 
 def git_state():

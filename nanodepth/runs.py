@@ -108,9 +108,8 @@ def load(run_dir, device="cpu"):
     config, step = checkpoint["config"], checkpoint["step"]
     model, now = models.build(config["model"], **config["model_config"]), models.module(config["model"])
     take_weights(model, checkpoint, f"{models.path(config['model'])} as it is today (see {run_dir}/source)", run_dir)
-    for file in changed(config, ran.code(now)):
-        if file not in (*ran.DECIDE, "muon.py"):                            # these do not change what a model computes
-            print(f"{file}, as imported, differs from the copy in {run_dir}/source", file=sys.stderr)
+    for file in changed(config, ran.digests(ran.closure([now]))):
+        print(f"{file}, as imported, differs from the copy in {run_dir}/source", file=sys.stderr)
     if step < config["options"].get("max_steps", step):                     # still in training, or interrupted
         print(f"{run_dir} is at step {step} of {config['options']['max_steps']}", file=sys.stderr)
     return model.to(device).eval(), config | {"step": step}
@@ -118,7 +117,7 @@ def load(run_dir, device="cpu"):
 
 def code_of_training(options):
     """ran.code() of the run that this process trains. Its script is train.py, or a copy of it."""
-    return ran.code(models.module(options.model), sys.modules.get("train", sys.modules["__main__"]))
+    return ran.code(models.module(options.model), sys.modules.get(type(options).__module__))
 
 
 def changed(config, code):

@@ -141,9 +141,11 @@ def main(argv):
     for name in systems:
         if scales[name] != scales[base]:
             print(f"{name} tried its rates times {scales[name]}, {base} times {scales[base]}", file=sys.stderr)
-        if {name, base} <= known.keys() and (differ := otherwise(
-                known, name, base, {*RATES, "max_steps", "warmup_steps", *args.ignore})):
-            print(f"{name} and {base} differ in more than the idea: {differ}", file=sys.stderr)
+        if {name, base} <= known.keys():                                    # options of a model are its system's idea
+            a, b = (known[each][0]["config"] for each in (name, base))
+            idea = a["model_config"] if a["model"] == b["model"] else ()
+            if differ := otherwise(known, name, base, {*RATES, "max_steps", "warmup_steps", *idea, *args.ignore}):
+                print(f"{name} and {base} differ in more than the idea: {differ}", file=sys.stderr)
     for steps, each in at.items():
         print(f"\n{steps:,} steps\n\n{main_table(each, base)}")
 

@@ -98,6 +98,8 @@ def test_longer_runs_have_no_noise_of_their_own(tmp_path):
     again = {f"{name} long": runs(f"{name[0]}l", *(run["val"][1]["loss"] for run in some), longer=[3, 2])
              for name, some in groups.items()}
     assert curves.summarise(groups | again, ROOT)["one"]["difference_95"] == pytest.approx(wanted)
+    other = {"other long": read(write_run(tmp_path / "o", [9, 4, 3], model="other"))}
+    assert set(curves.beside(groups | again | other, ROOT, "one long")) == {ROOT, "one long", *other}
 
 
 def test_the_baseline(tmp_path):

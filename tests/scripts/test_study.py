@@ -181,8 +181,9 @@ def test_no_run_is_left_out_in_silence(tmp_path, capsys):
     """
     write = load("study.py")["add"]
 
-    def add(system, scale, seed, steps, loss, d_ff=64, eval_tokens=99):
-        config = {"model": "gpt", "model_config": {"d_ff": d_ff}, "options": {"muon_lr": scale, "max_steps": steps},
+    def add(system, scale, seed, steps, loss, d_ff=64, eval_tokens=99, **options):
+        options |= {"muon_lr": scale, "max_steps": steps}
+        config = {"model": "gpt", "model_config": {"d_ff": d_ff}, "options": options,
                   "versions": {"torch": "2"}, "data": {"fingerprint": "f"}}
         line = dict.fromkeys([*compare.TEXTS, "repeated"]) | {
             "run": f"{system}-x{scale}-seed{seed}-{steps}", "system": system, "scale": scale, "seed": seed,
@@ -197,7 +198,7 @@ def test_no_run_is_left_out_in_silence(tmp_path, capsys):
         add("mine", 0.5, seed, 500, 5.0 + seed / 10), add("mine", 0.5, seed, 1000, 4.4 + seed / 10)
     for seed, loss, d_ff in ((1, 4.8, 64), (2, 4.9, 64), (3, math.inf, 64), (4, 4.2, 128)):
         add("other", 1, seed, 1000, loss, d_ff)
-    add("third", 1, 1, 1000, 4.1, eval_tokens=9)
+    add("third", 1, 1, 1000, 4.1, eval_tokens=9, seq_len=64)
     compare.main([str(tmp_path)])
     out, said = capsys.readouterr()
     short, long = out.split("1,000 steps\n")
@@ -210,8 +211,8 @@ def test_no_run_is_left_out_in_silence(tmp_path, capsys):
                                  "left out: other-x1-seed3-1000 diverged (scale 1)",
                                  "other tried its rates times [1], mine times [0.5, 1]",
                                  "other (d_ff 64, 128) tried its rates times [1], mine times [0.5, 1]",
-                                 "other (d_ff 64, 128) and mine differ in more than the idea: d_ff 128, 64",
-                                 "third (eval_tokens 99, 9) tried its rates times [1], mine times [0.5, 1]"]
+                                 "third (eval_tokens 99, 9) tried its rates times [1], mine times [0.5, 1]",
+                                 "third (eval_tokens 99, 9) and mine differ in more than the idea: seq_len 64, None"]
     compare.main([str(tmp_path), "--ignore", "d_ff", "--baseline", "other"])
     out = capsys.readouterr().out
     assert "difference to other (95%)" in out and "| `other` | 3 |" in out
