@@ -85,8 +85,10 @@ def otherwise(systems, name, base, ignore=()):
     code, other = a.get("code", {}), b.get("code", {})
     own, said = (), any
     if a["model"] != b["model"]:
-        own, said = a["model_config"].keys() - b["model_config"].keys() | code.keys() ^ other.keys() | {"model"}, all
-    found = ran.differences(a, b, {*ignore, *own} - {*ran.DECIDE, "muon.py"})
+        own = {"model", *(a["model_config"].keys() - b["model_config"].keys()),
+               *((code.keys() ^ other.keys()) - {*ran.DECIDE, "muon.py"})}
+        said = all
+    found = ran.differences(a, b, {*ignore, *own})
     return ran.in_words({key: x for key, x in found.items() if not said(f" {key}=" in each for each in (name, base))})
 
 

@@ -73,8 +73,9 @@ def closure(left):
     while left:
         module = left.pop()
         file = file_of(module)
-        skip = file.name == "__init__.py" and (file.relative_to(ROOT).as_posix() in SHARED or not text(file).strip())
-        if is_ours(file) and file not in found and not skip:
+        if file in found or not is_ours(file):
+            continue
+        if file.name != "__init__.py" or text(file).strip() and file.relative_to(ROOT).as_posix() not in SHARED:
             found.append(file)
             left += imported(module)
     return found

@@ -60,7 +60,9 @@ def test_edited_code_is_another_system(tmp_path):
     assert curves.otherwise(curves.systems(read(first, edited)), *labels(first, edited)) == "muon.py"
     mine = write_run(tmp_path / "m", [5, 4], model="mine", shape={"window": 4}, options={"muon_lr": 1},
                      code={"train.py": "3"})
-    assert curves.otherwise(curves.systems(read(first, mine)), "mine", ROOT) == "muon_lr 1, 0.005, train.py"
+    found = curves.systems(read(first, mine))
+    assert curves.otherwise(found, "mine", ROOT) == "muon_lr 1, 0.005, train.py"
+    assert curves.otherwise(found, "mine", ROOT, ["train.py"]) == "muon_lr 1, 0.005"
 
 
 def test_what_else_than_the_idea_differs(tmp_path):
