@@ -85,8 +85,9 @@ def otherwise(systems, name, base, ignore=()):
     code, other = a.get("code", {}), b.get("code", {})
     own, said = (), any
     if a["model"] != b["model"]:
+        shared = {*ran.DECIDE, "muon.py", *[*code][:1], *[*other][:1]}          # the first file is the script
         own = {"model", *(a["model_config"].keys() - b["model_config"].keys()),
-               *((code.keys() ^ other.keys()) - {*ran.DECIDE, "muon.py"})}
+               *((code.keys() ^ other.keys()) - shared)}
         said = all
     found = ran.differences(a, b, {*ignore, *own})
     return ran.in_words({key: x for key, x in found.items() if not said(f" {key}=" in each for each in (name, base))})
@@ -204,16 +205,18 @@ def difference(losses, a, b):
     return float(weights @ y), half
 
 
-def beside(groups, *kept):
-    """The groups that tell the noise of a difference: kept, and of those that differ in max_steps alone the first.
-    Longer runs begin as shorter ones do, so there they have no noise of their own.
+def beside(groups, tokens, scored, *kept):
+    """losses() of the systems that tell the noise of a difference: kept, and of those that differ only in their length
+    the first. Longer runs begin as shorter ones do, so there they have no noise of their own.
     """
-    found = {name: groups[name] for name in kept}
-    for name, some in groups.items():
-        gaps = (ran.differences(some[0]["config"], each[0]["config"]) for each in found.values())
-        if not any(gap.keys() == {"max_steps"} for gap in gaps):
-            found[name] = some
-    return found
+    found, chosen, begun = losses(groups, tokens, scored), {}, []
+    for name in (*kept, *found):
+        config = groups[name][0]["config"]
+        key = {x: str(y).split(", from step")[0] for x, y in ran.what(config).items() if x != "max_steps"}
+        if name in found and (name in kept or key not in begun):
+            chosen[name] = found[name]
+            begun.append(key)
+    return chosen
 
 
 def deviation(values):
@@ -241,7 +244,7 @@ def summarise(groups, baseline):
     for name, some in {baseline: groups[baseline], **groups}.items():
         points = curve(some)
         tokens, loss, _ = points[-1]
-        last = losses(beside(groups, baseline, name), *end[::2])
+        last = beside(groups, end[0], end[2], baseline, name)
         gap, half = difference(last, name, baseline) if tokens == end[0] else (None, None)
         peaks = [max(row.get("peak_bytes", 0) for row in run["val"]) for run in some]
         speeds = [median(row["tok_s"] for row in run["train"]) for run in some]

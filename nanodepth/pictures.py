@@ -7,7 +7,7 @@ from statistics import mean, median
 
 import numpy as np
 
-from nanodepth.curves import along, beside, difference, losses
+from nanodepth.curves import along, beside, difference
 
 MOST = 8                                # systems besides the baseline in a picture of curves
 COLORS = ("#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9",          # Okabe and Ito's
@@ -81,8 +81,7 @@ def draw_curves(rows, groups, baseline):
             x, y, error = np.array(line).T
             axes[1].plot(x / 1e6, y, dash, lw=1, color=color)
             axes[1].fill_between(x / 1e6, y - error, y + error, color=color, alpha=0.25, lw=0)
-        others = beside(groups, baseline, name)
-        gaps = [(x / 1e6, *difference(losses(others, x, scored), name, baseline))
+        gaps = [(x / 1e6, *difference(beside(groups, x, scored, baseline, name), name, baseline))
                 for x, _, scored in rows[name]["curve"] if x]
         if gaps := [(x, y, half or 0) for x, y, half in gaps if y is not None]:
             x, y, half = zip(*gaps)

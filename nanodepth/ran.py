@@ -58,10 +58,13 @@ def files(module, script=None):
     """[file]: those of this repository that decide what a run of this model module computes: also what it imports, and
     what muon.py and the script that trains import. script: train.py's module, or that of a copy of it.
     """
-    found = [file_of(script) if file == "train.py" and is_ours(file_of(script)) else ROOT / file for file in DECIDE]
+    own, usual = file_of(script), ROOT / "train.py"
+    if not is_ours(own) or usual.is_file() and digest(text(own)) == digest(text(usual)):
+        own = usual
+    found = [own if file == "train.py" else ROOT / file for file in DECIDE]
     parts = [script, *(sys.modules.get(file[:-3].replace("/", ".")) for file in DECIDE)]
     used = [x for part in parts if is_ours(file_of(part)) for x in imported(part)
-            if file_of(x) not in (*found, *(ROOT / name for name in SHARED))]
+            if file_of(x) not in (*found, file_of(script), *(ROOT / name for name in SHARED))]
     return list(dict.fromkeys([*found, *closure([*used, sys.modules.get("muon"), module])]))
 
 

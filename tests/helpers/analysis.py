@@ -114,7 +114,7 @@ def write_run(folder, losses, seed=0, model=ROOT, tok_s=1000.0, step=100, option
               "muon_lr": 0.005, "max_steps": (len(losses) - 1) * step, **dict(options)}
     (folder / "config.json").write_text(json.dumps({
         "model": model, "model_config": {"gate": "none", "n_layer": 2, **dict(shape)}, "options": chosen,
-        "defaults": {"gate": "none"}, "code": {f"models/{model}.py": "1", "muon.py": "1", **dict(code)},
+        "defaults": {"gate": "none"}, "code": {"muon.py": "1", f"models/{model}.py": "1", **dict(code)},
         "versions": {"torch": "2.13.0"}, "data": {"path": "d", "fingerprint": "f"}, **more}))
     rows = [{"kind": "val", "step": i * step, "tokens": i * step * 10, "loss": loss, "peak_bytes": peak}
             for i, loss in enumerate(losses)]

@@ -82,6 +82,9 @@ def test_what_else_than_the_idea_differs(tmp_path):
     assert curves.otherwise(found, "mine", names[1]) == f"muon_lr 0.005, 1, models/{ROOT}.py, z_loss 0, 0.1"
     assert curves.otherwise(found, "mine", names[2]) == f"n_layer 2, 3, models/{ROOT}.py, z_loss 0, 0.1"
     assert curves.otherwise(found, names[2], names[1]) == ""                # their names say it
+    for name, copy in zip(names, ("a.py", "b.py")):                         # copies of train.py
+        found[name][0]["config"]["code"] = {copy: "1", "muon.py": "1", f"{copy[0]}/kit.py": "1"}
+    assert curves.otherwise(found, "mine", names[1]) == "muon_lr 0.005, 1, a.py, z_loss 0, 0.1, b.py"
 
 
 def test_what_else_than_the_model_changes_its_speed(tmp_path):
@@ -101,7 +104,8 @@ def test_longer_runs_have_no_noise_of_their_own(tmp_path):
              for name, some in groups.items()}
     assert curves.summarise(groups | again, ROOT)["one"]["difference_95"] == pytest.approx(wanted)
     other = {"other long": read(write_run(tmp_path / "o", [9, 4, 3], model="other"))}
-    assert set(curves.beside(groups | again | other, ROOT, "one long")) == {ROOT, "one long", *other}
+    found = {"other": read(write_run(tmp_path / "s", [9, 4], model="other", step=50)), **again, **groups, **other}
+    assert set(curves.beside(found, 1000, 1000, ROOT, "one long")) == {ROOT, "one long", *other}
 
 
 def test_the_baseline(tmp_path):

@@ -122,7 +122,9 @@ def test_the_script_that_trains_counts(zoo, monkeypatch):
     mine, script = importlib.import_module("zoo.mine"), importlib.import_module("zoo.copy")
     shared = {"zoo/parts.py", "zoo/order.py", "zoo/mine.py"}
     assert set(ran.code(mine, script)) == shared | {"zoo/copy.py", "zoo/losses.py"}
-    assert set(ran.code(mine)) == shared | {"train.py"}
+    zoo("same.py", f"# why\n{BASE}")
+    for other in (None, importlib.import_module("zoo.same")):               # a copy without edits is train.py
+        assert set(ran.code(mine, other)) == shared | {"train.py"}
 
 
 def test_the_text_that_was_imported(zoo, tmp_path):
