@@ -105,6 +105,7 @@ def test_longer_runs_have_no_noise_of_their_own(tmp_path):
     assert curves.summarise(groups | again, ROOT)["one"]["difference_95"] == pytest.approx(wanted)
     other = {"other long": read(write_run(tmp_path / "o", [9, 4, 3], model="other"))}
     found = {"other": read(write_run(tmp_path / "s", [9, 4], model="other", step=50)), **again, **groups, **other}
+    again[f"{ROOT} long"][0]["config"]["code"]["muon.py"] += ", from step 900 2"
     assert set(curves.beside(found, 1000, 1000, ROOT, "one long")) == {ROOT, "one long", *other}
 
 
