@@ -60,7 +60,7 @@ def compare(args):
         if differ := curves.otherwise(systems, name, baseline, args.ignore):
             note(f"{name} and {baseline} differ in more than the idea: {differ}")
         if differ := curves.elsewhere(some, base):
-            note(f"{name} and {baseline} ran in other ways ({differ}): the table does not compare tokens/s and GiB")
+            note(f"{name} and {baseline} ran differently ({differ}): do not compare their tokens/s and GiB")
         if not any(run["done"] for run in some):
             note(f"no run of {name} has finished")
         own, other = ({run["seed"] for run in group} for group in (some, base))

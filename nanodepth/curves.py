@@ -83,7 +83,7 @@ def otherwise(systems, name, base, ignore=()):
     """
     a, b = (systems[each][0]["config"] for each in (name, base))
     code, other = a.get("code", {}), b.get("code", {})
-    own, said = (), any
+    own, said = (), any                                 # the name of one of them says it; of two models, both names
     if a["model"] != b["model"]:
         shared = {*ran.DECIDE, "muon.py", *[*code][:1], *[*other][:1]}          # the first file is the script
         own = {"model", *(a["model_config"].keys() - b["model_config"].keys()),

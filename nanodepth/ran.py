@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DECIDE = "train.py", "nanodepth/data.py", "nanodepth/devices.py", "nanodepth/scoring.py"
-SHARED = ("data_prep.py", "models/__init__.py", "probes/__init__.py", *(f"nanodepth/{name}.py" for name in (
+HARMLESS = ("data_prep.py", "models/__init__.py", "probes/__init__.py", *(f"nanodepth/{name}.py" for name in (
     "__init__ benchmarks cli curves inside pictures presets ran runs texts tokenizers".split())))   # change no loss
 FREE = {"seed", "preset", "data", "init_from", "out", "resume", "device", "threads", "compile", "deterministic",
         "micro_batch", "eval_every", "eval_tokens", "final_eval_tokens", "save_every", "wandb"}     # change no loss
@@ -64,13 +64,13 @@ def files(module, script=None):
     found = [own if file == "train.py" else ROOT / file for file in DECIDE]
     parts = [script, *(sys.modules.get(file[:-3].replace("/", ".")) for file in DECIDE)]
     used = [x for part in parts if is_ours(file_of(part)) for x in imported(part)
-            if file_of(x) not in (*found, file_of(script), *(ROOT / name for name in SHARED))]
+            if file_of(x) not in (*found, file_of(script), *(ROOT / name for name in HARMLESS))]
     return list(dict.fromkeys([*found, *closure([*used, sys.modules.get("muon"), module])]))
 
 
 def closure(left):
     """[file]: those of this repository that these modules are in, and all that they import; without an __init__.py that
-    is empty or in SHARED.
+    is empty or in HARMLESS.
     """
     found = []
     while left:
@@ -78,7 +78,7 @@ def closure(left):
         file = file_of(module)
         if file in found or not is_ours(file):
             continue
-        if file.name != "__init__.py" or text(file).strip() and file.relative_to(ROOT).as_posix() not in SHARED:
+        if file.name != "__init__.py" or text(file).strip() and file.relative_to(ROOT).as_posix() not in HARMLESS:
             found.append(file)
             left += imported(module)
     return found

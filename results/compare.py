@@ -140,7 +140,8 @@ def main(argv):
     scales = {name: sorted({run["scale"] for run in runs if run["system"] == name}) for name in systems}
     for name in systems:
         if scales[name] != scales[base]:
-            print(f"{name} tried its rates times {scales[name]}, {base} times {scales[base]}", file=sys.stderr)
+            print(f"learning rates were tried at scales {scales[name]} for {name}, {scales[base]} for {base}",
+                  file=sys.stderr)
         if {name, base} <= known.keys():                                    # options of a model are its system's idea
             a, b = (known[each][0]["config"] for each in (name, base))
             idea = a["model_config"] if a["model"] == b["model"] else ()

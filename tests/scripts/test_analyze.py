@@ -66,7 +66,7 @@ def test_a_mixed_folder(tmp_path, capsys):
             "left out: {}/young has only one validation", "left out: {}/notes is not the folder of a run",
             "left out: {}/other: validated on sequences of 64 of data with fingerprint f, other runs on ",
             "left out: {0}/b: {0}/a is a newer or finished run of the same system with the same seed",
-            f"{ROOT} max_steps=400 and {base} ran in other ways (gpu)",
+            f"{ROOT} max_steps=400 and {base} ran differently (gpu)",
             f"{ROOT} max_steps=400 has trained on 4,000 tokens, {base} on 2,000: the table does not compare them",
             f"more and {base} differ in more than the idea: batch_tokens 60",
             f"more and {base} saw other batches (batch_tokens 60",

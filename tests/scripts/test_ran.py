@@ -114,7 +114,7 @@ def test_modules_that_are_no_plain_files(zoo, tmp_path, monkeypatch):
 def test_the_script_that_trains_counts(zoo, monkeypatch):
     """A copy of train.py, and what it and nanodepth/data.py import; not our other modules."""
     monkeypatch.setattr(ran, "DECIDE", ("train.py", "zoo/parts.py"))
-    monkeypatch.setattr(ran, "SHARED", ("theirs.py",))
+    monkeypatch.setattr(ran, "HARMLESS", ("theirs.py",))
     for file, text in (("../train.py", BASE), ("../theirs.py", BASE), ("mine.py", BASE), ("losses.py", BASE),
                        ("order.py", BASE), ("parts.py", "from zoo import order\n"),
                        ("copy.py", f"import theirs\nfrom zoo import losses, parts\n{BASE}")):

@@ -209,9 +209,8 @@ def test_no_run_is_left_out_in_silence(tmp_path, capsys):
     assert said.splitlines() == ["left out: mine-x1-seed1-500 was not best (scale 1)",
                                  "left out: mine-x1-seed1-1000 was not best (scale 1)",
                                  "left out: other-x1-seed3-1000 diverged (scale 1)",
-                                 "other tried its rates times [1], mine times [0.5, 1]",
-                                 "other (d_ff 64, 128) tried its rates times [1], mine times [0.5, 1]",
-                                 "third (eval_tokens 99, 9) tried its rates times [1], mine times [0.5, 1]",
+                                 *(f"learning rates were tried at scales [1] for {name}, [0.5, 1] for mine"
+                                   for name in ("other", "other (d_ff 64, 128)", "third (eval_tokens 99, 9)")),
                                  "third (eval_tokens 99, 9) and mine differ in more than the idea: seq_len 64, None"]
     compare.main([str(tmp_path), "--ignore", "d_ff", "--baseline", "other"])
     out = capsys.readouterr().out
