@@ -44,7 +44,7 @@ from nanodepth.devices import find_device  # noqa: E402
 RECIPE = "--preset study --dtype fp32 --compile --model {}"
 GPT, ATTNRES, MIX = (0.007, 0.024, 0.002), (0.005, 0.024, 0.002), (0.01, 0.024, 0.008)     # muon_lr, adamw_lr, mix_lr
 WIDE, GATE = "--d_model 160 --n_head 5 --n_layer 8", "--gate elementwise"       # WIDE: at gpt's FLOPs
-LARGE = "--d_model 256 --dtype bf16"                                            # 11.7M parameters
+LARGE, LARGER = "--d_model 256 --dtype bf16", "--d_model 448 --n_head 7 --dtype bf16"       # 11.7M, 33M parameters
 SYSTEMS = {  # name in the tables: model and its options, rates; on a GPU mhar compiles for longer than it trains
     "gpt": ("gpt", GPT), "gpt-gated": (f"gpt {GATE}", GPT), "muddformer": ("muddformer", (0.01, 0.024, 0.002)),
     "resformer": ("resformer", MIX), "exoformer_dynamic": ("exoformer_dynamic", MIX), "satformer": ("satformer", GPT),
@@ -57,7 +57,7 @@ SYSTEMS = {  # name in the tables: model and its options, rates; on a GPU mhar c
 MAIN = list(SYSTEMS)                                                    # those trained unless --systems names others
 for name, (model, rates) in list(SYSTEMS.items()):
     SYSTEMS |= {f"{name}-8x160": (f"{model} {WIDE}", rates), f"{name}-12x256": (f"{model} {LARGE}", rates),
-                f"{name}-gated": (f"{model} {GATE}", rates)}
+                f"{name}-12x448": (f"{model} {LARGER}", rates), f"{name}-gated": (f"{model} {GATE}", rates)}
 SYSTEMS["gpt-9x512"] = ("gpt --d_model 512 --n_head 8 --n_layer 9", GPT)   # the counterpart of gpt-wide-stream at 30M
 COLUMNS = ("run system scale seed steps muon_lr adamw_lr mix_lr loss bpb repeated others share tokens ms data commit "
            "cpu gpu torch").split()
@@ -228,7 +228,7 @@ def main(argv):
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds per system (%(default)s)")
     parser.add_argument("--systems", nargs="+", metavar="SYSTEM", default=MAIN,
                         help=f"to train, in this order: {' '.join(MAIN)} (these); each also with -8x160, "
-                             "-12x256 or -gated; gpt-9x512; or any other model")
+                             "-12x256, -12x448 or -gated; gpt-9x512; or any other model")
     parser.add_argument("--ignore", nargs="+", default=(), metavar="NAME",
                         help="what may differ from the stages that are there: options, files of code, or code for all")
     parser.add_argument("--jobs", type=int, default=1, help="runs that train at the same time (%(default)s)")
