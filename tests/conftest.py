@@ -35,8 +35,9 @@ LONGEST = ["test_compile", "test_train", "test_endurance", "test_own_model", "te
 @pytest.fixture(scope="session")
 def scripts():
     """Runs the repository's scripts quickly: scripts.run("train.py", "--max_steps", 2)."""
-    with Scripts() as scripts:
-        yield scripts
+    scripts = Scripts()
+    yield scripts
+    scripts.server.communicate()
 
 
 def pytest_addoption(parser):

@@ -1,5 +1,6 @@
 """What the tests of curves, records, pictures and probes share: small random models, and run folders made by hand."""
 import json
+from unittest.mock import patch
 
 import pytest
 import settings
@@ -40,13 +41,9 @@ def tokens(B=2, T=12, seed=0):
     return idx[:, :-1], idx[:, 1:]
 
 
-def probe_of(model):
-    return probes.find(type(model).__module__.split(".")[-1])
-
-
 def numbers(model, batches=None):
     """inside.measure() with the model's own probes, by default on one batch of (2, 12) tokens."""
-    return inside.measure(model, batches or [tokens()], probe_of(model))
+    return inside.measure(model, batches or [tokens()], probes.find(type(model).__module__.split(".")[-1]))
 
 
 @torch.no_grad()
@@ -66,7 +63,7 @@ def average(values):
 @torch.no_grad()
 def check_depth(model):
     """The depth matrices make what the sublayers and the head read from the outputs."""
-    found, probe, idx = passed(model), probe_of(model), tokens()[0]
+    found, probe, idx = passed(model), probes.find(type(model).__module__.split(".")[-1]), tokens()[0]
     A = inside.depth_matrix(model, idx, found, probe)
     inputs = probe.streams(model, idx) if hasattr(probe, "streams") else {"x": found.reads[:-1:2]}
     outputs = torch.stack(found.outputs, dim=-2)                                    # (B, T, 2 L + 1, C)
@@ -78,25 +75,12 @@ def check_depth(model):
         assert ((A[stream] @ outputs)[..., :-1:2, :] - torch.stack(inputs[stream], dim=-2)).abs().max() < 1e-9
 
 
-class Arguments(torch.overrides.TorchFunctionMode):
-    """Keeps the arguments q, k, v of every attention."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is F.scaled_dot_product_attention:
-            self.seen.append(args[:3])
-        return function(*args, **(kwargs or {}))
-
-
 @torch.no_grad()
 def values_of(model):
     """The values that attention gets, (L, B, T, K, D), and each layer's own before any mixing."""
-    with Arguments() as arguments:
+    with patch.object(F, "scaled_dot_product_attention", wraps=F.scaled_dot_product_attention) as attention:
         found = passed(model)
-    mixed = torch.stack([v.transpose(1, 2) for _, _, v in arguments.seen])
+    mixed = torch.stack([call.args[2].transpose(1, 2) for call in attention.call_args_list])
     own = [F.linear(block.attn_norm(x), block.attn.wv.weight).unflatten(-1, (-1, model.config.d_head))
            for block, x in zip(model.blocks, found.reads[::2])]
     return mixed, torch.stack(own)

@@ -1,7 +1,8 @@
 """The repository's scripts as processes that start in milliseconds: forked from one that has imported torch already.
 
-    with Scripts() as scripts:
-        done = scripts.run("train.py", "--max_steps", 2)
+    scripts = Scripts()
+    done = scripts.run("train.py", "--max_steps", 2)
+    scripts.server.communicate()                            # ends it
 
 done has returncode, stdout and stderr. A file outside of the repository finds torch and nothing of ours.
 """
@@ -13,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,23 +39,13 @@ class Scripts:
                "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "TIKTOKEN_CACHE_DIR": "/nonexistent"}
         self.server = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                        text=True, env=env)
-        self.turn = threading.Lock()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.server.stdin.close()
-        self.server.wait()
 
     def run(self, script, *words, cwd=ROOT, seconds=600, PYTHONPATH=None):
-        """Runs one script at a time; calls from several threads wait."""
         order = {"script": str(script), "words": [str(w) for w in words], "cwd": str(cwd), "seconds": seconds,
                  "path": [PYTHONPATH] if PYTHONPATH else []}
-        with self.turn:
-            self.server.stdin.write(json.dumps(order) + "\n")
-            self.server.stdin.flush()
-            return SimpleNamespace(**json.loads(self.server.stdout.readline()))
+        self.server.stdin.write(json.dumps(order) + "\n")
+        self.server.stdin.flush()
+        return SimpleNamespace(**json.loads(self.server.stdout.readline()))
 
 
 def child(order, out, err):

@@ -148,17 +148,6 @@ def whole(data, scripts, tmp_path_factory):
     return out
 
 
-def save_run(folder, model, name, tokenizer="byte", seq_len=16, **more):
-    """A run folder with the weights of this model, as train.py leaves it. more: of its config."""
-    config = {"model": name, "model_config": vars(model.config), "tokenizer": tokenizer,
-              "options": {"preset": "tiny", "seq_len": seq_len, "dtype": "fp32"},
-              "data": {"path": "gone", "fingerprint": ""}, **more}
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    torch.save({"model": model.state_dict(), "optimizers": [], "step": 7}, folder / "ckpt.pt")
-    return folder
-
-
 class Bomb:
     """Pickled: code that makes a file in the current folder."""
 

@@ -19,9 +19,8 @@ import eval as eval_py  # noqa: E402
 import models  # noqa: E402
 from folders import ranks_file  # noqa: E402
 from forked import within  # noqa: E402
-from nanodepth import benchmarks, runs, scoring  # noqa: E402
+from nanodepth import benchmarks, runs  # noqa: E402
 from nanodepth.cli import UserError  # noqa: E402
-from small import save_run as save_model  # noqa: E402
 from small import wide  # noqa: E402
 
 PAIR = models.names()[0], models.names()[-1]
@@ -30,7 +29,13 @@ PAIR = models.names()[0], models.names()[-1]
 def save_run(folder, name, tokenizer="byte", more={}, **options):
     """A run folder with a random model in which no parameter is at its initial value. more: of its config."""
     model = random_model(name, **{"vocab_size": 300, **options})
-    return save_model(folder, model, name, tokenizer, seq_len=32, **more)
+    config = {"model": name, "model_config": vars(model.config), "tokenizer": tokenizer,
+              "options": {"preset": "tiny", "seq_len": 32, "dtype": "fp32"},
+              "data": {"path": "gone", "fingerprint": ""}, **more}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.save({"model": model.state_dict(), "optimizers": [], "step": 7}, folder / "ckpt.pt")
+    return folder
 
 
 def adapter(folder, name="gpt", *words, **options):
@@ -83,16 +88,11 @@ def test_greedy_is_seen(tmp_path):
 
 
 def test_padding_ids(tmp_path):
-    """A run whose ids end at 257, in a model of 320. In benchmarks probabilities are those among the first 257; in the
-    loss, as in training, among all 320."""
+    """A run whose ids end at 257, in a model of 320: in benchmarks probabilities are those among the first 257."""
     lm = adapter(tmp_path, more={"n_vocab": 257}, vocab_size=320)
     logits, answer = lm.model(torch.tensor([[*b"abc", 5]]))[0][0, 2:], torch.tensor([[5], [7]])
     (found, _), = lm._loglikelihood_tokens([(None, list(b"abc"), [5, 7])], disable_tqdm=True)
     assert found == pytest.approx(logits[:, :257].log_softmax(-1).gather(1, answer).sum().item())
-    batch = torch.tensor([[*b"abc", 5]]), torch.tensor([[-1, -1, 5, 7]])
-    padding = logits.softmax(-1)[:, 257:].sum(-1)
-    assert padding.min() > 0.01
-    assert scoring.evaluate(lm.model, [batch])["loss"] == pytest.approx(-(found + (1 - padding).log().sum().item()) / 2)
 
 
 def test_tokens_at_the_boundary(tmp_path):
@@ -168,12 +168,11 @@ def test_what_cannot_be_done(tmp_path):
 
 
 @wide()
-def test_the_harness_own_adapter_agrees(place, tmp_path):
+def test_the_harness_own_adapter_agrees(tmp_path):
     """A GPT2LMHeadModel with lm_eval's adapter, and its weights in gpt3.py with ours."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     from lm_eval.models.huggingface import HFLM
-    from lm_eval.tasks import TaskManager
     from tokenizers import Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
 
@@ -200,11 +199,6 @@ def test_the_harness_own_adapter_agrees(place, tmp_path):
             assert found == wanted
         else:
             np.testing.assert_allclose(np.array(found, float), np.array(wanted, float), atol=1e-9)
-    results = []
-    for lm in (ours, theirs):
-        loaded = TaskManager(include_path=str(place / "tasks"), include_defaults=False).load(["small"])
-        results.append(benchmarks.lm_eval.evaluate(lm, task_dict=loaded, bootstrap_iters=10)["results"]["small"])
-    assert results[0] == results[1]
 
 
 # ----------------------------------------------------------------------------------------------------- the command line

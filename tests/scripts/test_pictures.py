@@ -24,14 +24,9 @@ def found(double):  # noqa: F811
     return {"plain": plain, "other": other, "scaled": numbers(scaled)}
 
 
-def by_title(fig):
-    """{title: axes} of a figure."""
-    return {ax.get_title(): ax for ax in fig.axes}
-
-
 def test_layers(found):
     streams = {**found["plain"], "adjacent": {"q": [0.5, 0.25], "r": [0.75, 1.0]}, "entropy": None}
-    layers = by_title(pictures.draw_layers({**found, "streams": streams}))
+    layers = {ax.get_title(): ax for ax in pictures.draw_layers({**found, "streams": streams}).axes}
     lines = {title: [line.get_xydata().tolist() for line in ax.get_lines()] for title, ax in layers.items()}
     assert lines["logit lens"][2] == [[i, y] for i, y in enumerate(found["scaled"]["lens"])]
     assert len(lines["attention entropy"]) == 3
@@ -46,7 +41,7 @@ def test_depth(found):
     """One scale for all; grey for what comes later; an anchor from outside is in a first column."""
     values = [[0.5, 1.0, 0.0, 0.0], [0.0, 0.5, 0.5, 0.0], [1.0, 0.25, 0.0, 2.0]]
     streams = {"depth": {s: torch.rand(7, 7).tril().tolist() for s in "qr"}, "values": {"v": values}}
-    axes = by_title(pictures.draw_depth({**found, "run": streams}))
+    axes = {ax.get_title(): ax for ax in pictures.draw_depth({**found, "run": streams}).axes}
     assert {"plain", "other", "run, q input", "run, r input", "run, values"} == set(axes) - {""}    # scaled is no sum
     image = axes["other"].get_images()[0]
     weights = image.get_array()

@@ -9,14 +9,11 @@ import train
 from nanodepth.presets import PRESETS
 
 
-def shape(preset, name="gpt", **flags):
-    """The model of a preset on the meta device, as train.py would build it on data with the paper's vocabulary."""
+def count(preset, name="gpt", **flags):
+    """Parameters of a preset's model, as train.py would build it on data with the paper's vocabulary."""
     names = {f.name for f in fields(models.module(name).Config)}
     with torch.device("meta"):
-        return models.build(name, **{k: v for k, v in PRESETS[preset].items() if k in names} | flags)
-
-
-def count(model):
+        model = models.build(name, **{k: v for k, v in PRESETS[preset].items() if k in names} | flags)
     return sum(p.numel() for p in model.parameters())
 
 
@@ -34,7 +31,7 @@ def count(model):
         "mudd-405m": 411.6, "mudd-834m": 834.5, "mudd-1.4b": 1439.8}.items()),
     ("mudd-797m-deep", "gpt", {}, 797e6, 0.005), ("mudd-1.34b-deep", "gpt", {}, 1.34e9, 0.005)])    # by their names
 def test_parameters_of_the_papers(preset, name, flags, want, precision):
-    assert abs(count(shape(preset, name, **flags)) - want) <= precision * want
+    assert abs(count(preset, name, **flags) - want) <= precision * want
 
 
 @pytest.mark.parametrize("tokens, presets", {
@@ -46,7 +43,7 @@ def test_tokens_of_the_papers(tokens, presets):
         for name in models.names()[list(PRESETS).index(preset) % 5::5]:
             opt, config, _ = train.parse(["--model", name, "--preset", preset])
             assert abs(opt.max_steps * opt.batch_tokens / tokens - 1) < 5e-4 and opt.batch_tokens % opt.seq_len == 0
-            assert config["max_len"] == opt.seq_len and count(shape(preset, name)) > 1e8
+            assert config["max_len"] == opt.seq_len and count(preset, name) > 1e8
             assert opt.schedule == "wsd" or abs(opt.warmup_steps / opt.max_steps - 0.01) < 1e-3        # 1% of the steps
 
 

@@ -29,22 +29,6 @@ def test_the_digest_is_the_same_in_every_python():
     assert ran.digest(text.encode()) == "985ce7a1dc82"
 
 
-def test_differences_of_two_runs():
-    """An option that one of them lacks, because it is older, has the default of the other."""
-    own = {"model": "gpt", "model_config": {"d_ff": 64, "gate": "none"}, "options": {"weight_decay": 0.1, "seed": 0},
-           "defaults": {"gate": "none", "weight_decay": 0.1}, "code": {"muon.py": "1"},
-           "versions": {"torch": "2.13"}, "data": {"fingerprint": "f"}}
-    for changes, said in ((dict(options={"seed": 1, "threads": 4}), ""),
-                          (dict(model_config={"d_ff": 192}), "d_ff 64, 192"),
-                          (dict(options={"weight_decay": 0.2}), "weight_decay 0.1, 0.2"),
-                          (dict(versions={"torch": "2.14"}), "torch 2.13, 2.14"),
-                          (dict(code={"muon.py": "2"}), "muon.py"), (dict(data={"fingerprint": "g"}), "data f, g"),
-                          (dict(model_config={"later": 1}, defaults={"later": 1}), ""),
-                          (dict(model_config={"later": 2}, defaults={"later": 1}), "later 1, 2")):
-        other = own | {name: own[name] | more for name, more in changes.items()}
-        assert ran.in_words(ran.differences(own, other)) == said
-
-
 def test_texts_are_kept_before_torch_takes_its_seconds():
     words = sys.executable, "-c", "import sys, nanodepth; print(*sys.modules)"
     assert "torch" not in subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()

@@ -5,7 +5,6 @@ import os
 import re
 import resource
 import shutil
-import signal
 from functools import partialmethod
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ import train
 from folders import ranks_file
 from nanodepth import cli, runs, scoring
 from nanodepth.data import Batches, Data
-from small import ROOT, SMALL, assert_same_run, finish, flags, inside, losses, near, rows, start, wait_until
+from small import ROOT, SMALL, assert_same_run, finish, flags, inside, losses, near, rows, start
 
 SHORT = {**SMALL, "max_steps": 3, "n_layer": 1, "eval_every": 3}
 
@@ -31,19 +30,18 @@ def test_log_and_run_folder(whole, data):
     steps, checks = rows(whole), rows(whole, "val")
     assert [r["step"] for r in steps] == list(range(1, 41)) and [r["step"] for r in checks] == [0, 10, 20, 30, 40]
     assert all(r["tokens"] == 128 * r["step"] for r in steps + checks)
-    assert set(steps[0]) >= {"loss", "lr", "grad_norm", "ms", "tok_s"}
     assert set(checks[0]) >= {"loss", "ppl", "bpb", "stats", "eval_s", "peak_bytes"}
     near(steps[0]["loss"], math.log(320))                      # zero head, and 257 ids padded to 320
     assert steps[-1]["loss"] < 3.0 and checks[-1]["loss"] < 3.0
     assert all(r["ppl"] == pytest.approx(math.exp(r["loss"])) for r in checks)
     config = json.loads((whole / "config.json").read_text())
     assert config["model_config"]["d_model"] == 32 and config["options"]["seed"] == 0 and config["versions"]["torch"]
+    assert config["options"]["threads"] is None                             # it may go on on another machine
     assert config["data"]["meta"]["shards"] and config["command"][1].endswith("train.py")
     decide = "train.py muon.py models/gpt.py nanodepth/data.py nanodepth/devices.py nanodepth/scoring.py".split()
     assert {*config["code"]} == {*decide}
     for name in decide:
         assert (whole / "source" / name).read_bytes() == (ROOT / name).read_bytes()
-    assert not list(whole.glob("*.tmp"))
     opt = train.parse(flags(**SMALL))[0]
     assert [r["lr"] for r in steps] == pytest.approx([opt.muon_lr * train.lr_scale(s, opt) for s in range(40)])
 
@@ -76,24 +74,6 @@ def test_every_model_learns_and_resumes(name, data, tmp_path):
     assert_same_run(tmp_path / "a", tmp_path / "b")
     model, config = runs.load(tmp_path / "b")
     assert config["model"] == name and not model.training
-
-
-def test_signal_saves_and_resume_is_exact(data, whole, scripts, tmp_path):
-    """The same command goes on, and is finished. It may go on on another machine."""
-    out = tmp_path / "run"
-    words = [*flags(**SMALL, data=data, out=out), "--resume", "auto"]
-    running = start("train.py", *words)
-    wait_until(lambda: (out / "log.jsonl").exists() and len(rows(out)) >= 7, running)
-    running.send_signal(signal.SIGHUP)
-    printed, errors = finish(running, 128 + signal.SIGHUP)
-    assert "stopping after this step" in errors and "Traceback" not in errors, errors
-    assert f"python train.py --resume {out}" in printed.splitlines()[-1]
-    step = runs.read_checkpoint(out)["step"]
-    assert 7 <= step < 40 and f"after step {step}" in printed
-    assert json.loads((out / "config.json").read_text())["options"]["threads"] is None
-    assert scripts.run("train.py", *words).returncode == 0
-    assert "is finished" in scripts.run("train.py", *words).stdout
-    assert_same_run(whole, out)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(data, tmp_path, monkeypatch, capsys):
@@ -228,14 +208,7 @@ def test_the_default_micro_batch(data):
     assert [16 * Batches(Data(data), options, ranks, x).micro for x in sizes] == [32768, 16384, 8192, 4096]
 
 
-def test_errors_of_the_machine():
-    """Each in one line."""
-    for work, said in ((lambda: torch.empty(10 ** 15), "^out of memory: buy some$"),
-                       (lambda: open("/nowhere/x"), "^/nowhere/x: No such file")):
-        with pytest.raises((RuntimeError, OSError)) as e:
-            work()
-        assert re.search(said, str(cli.of_the_machine(e.value, "buy some")))
-    assert cli.of_the_machine(RuntimeError("a bug"), "") is None
+def test_packages_that_are_missing():
     assert "pip install nowhere" in str(cli.of_the_machine(ModuleNotFoundError(name="nowhere.at.all"), ""))
     assert cli.of_the_machine(ModuleNotFoundError(name="torch.at.all"), "") is None         # a typo in an import
 
