@@ -100,15 +100,18 @@ def verdict(losses, a, b):
     return gap(losses, a, b) + said
 
 
-def shapes_table(losses, shape):
-    """Each idea's lead over gpt; in another shape, over the gpt of that shape; and the second minus the first."""
-    rows, (there, gpt) = [], SHAPES[shape]
+def shapes_table(losses, *shapes):
+    """Each idea's lead over gpt; in other shapes, over the gpt of that shape; and how they differ from the first."""
+    rows = []
     for name in MAIN:
-        own, wide = ("gpt-gated", f"gpt-gated-{shape}") if name == "exoformer" else ("gpt", gpt)
-        if (other := f"{name}-{shape}") in losses and other != wide:
-            pairs = (name, own), (other, wide), ((other, own), (wide, name))
-            rows.append([f"`{name}`", own, *(gap(losses, *pair) for pair in pairs), str(len(losses[other]))])
-    return markdown(["idea", "minus", "12 layers of 128", there, "change", "seeds there"], rows)
+        own, cells = "gpt-gated" if name == "exoformer" else "gpt", []
+        for shape in shapes:
+            other, gpt = f"{name}-{shape}", f"{own}-{shape}" if own == "gpt-gated" else SHAPES[shape][1]
+            seeds = len(losses.get(other, ())) if other != gpt else ""
+            cells += [gap(losses, other, gpt), gap(losses, (other, own), (gpt, name)), str(seeds or "")]
+        rows += [[f"`{name}`", own, gap(losses, name, own), *cells]] if any(cells) else []
+    head = [cell for shape in shapes for cell in (SHAPES[shape][0], "change", "seeds there")]
+    return markdown(["idea", "minus", "12 layers of 128", *head], rows)
 
 
 def sums_table(losses):
@@ -208,7 +211,7 @@ def pages(runs):
     usual[f"{place(USUAL)}, all"] = final(at[USUAL], "loss"), "", "gpt"
     elsewhere = {there: (short, f"-{shape}", gpt) for shape, (there, gpt) in SHAPES.items()}
     tables = {"leads": leads_table(at, SPEED), "sums": sums_table(short), "halves": halves_table(short),
-              **{shape: shapes_table(short, shape) for shape in SHAPES},
+              "shape": shapes_table(short, "8x160"), "sizes": shapes_table(short, "12x256"),
               "claims": claims_table(usual), "elsewhere": claims_table(elsewhere)}
     texts = {README: front(README.read_text(), at)}
     for page in (HERE / "README.md", HERE / "claims.md"):
