@@ -32,7 +32,8 @@ USUAL = 2000                                    # steps, which all systems reach
 NOT_SHOWN = "attnres_block", "depth_attention", "gpt-wide", "mhc_lite", "nuresformer"         # in leads.png
 BASELINES = {"gpt": "gpt", "gpt-gated": "gpt + gate", "gpt-wide": "gpt, wider MLP", "gpt-wide-stream": "gpt, 8 x 160"}
 NAMES = {**BASELINES, "resformer-half": "resformer (half lr)"}
-SHAPES = {"8x160": ("8 layers of 160", "gpt-wide-stream"), "12x256": ("12 layers of 256", "gpt-12x256")}
+SHAPES = {"8x160": ("8 layers of 160", "gpt-wide-stream"), "12x256": ("12 layers of 256", "gpt-12x256"),
+          "12x448": ("12 layers of 448", "gpt-12x448")}
 LEFT_OUT = "resformer", "depth_attention"               # at rates too high for it; no gain
 PLACES = {  # of a name: right of its point, unless it would lie on another
     "gpt-wide": (6, 3, "left"), "gpt-wide-stream": (-6, 0, "right"), "gpt-gated": (-6, 0, "right"),
@@ -211,7 +212,7 @@ def pages(runs):
     usual[f"{place(USUAL)}, all"] = final(at[USUAL], "loss"), "", "gpt"
     elsewhere = {there: (short, f"-{shape}", gpt) for shape, (there, gpt) in SHAPES.items()}
     tables = {"leads": leads_table(at, SPEED), "sums": sums_table(short), "halves": halves_table(short),
-              "shape": shapes_table(short, "8x160"), "sizes": shapes_table(short, "12x256"),
+              "shape": shapes_table(short, "8x160"), "sizes": shapes_table(short, "12x256", "12x448"),
               "claims": claims_table(usual), "elsewhere": claims_table(elsewhere)}
     texts = {README: front(README.read_text(), at)}
     for page in (HERE / "README.md", HERE / "claims.md"):
