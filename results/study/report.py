@@ -107,9 +107,9 @@ def shapes_table(losses, *shapes):
     for name in MAIN:
         own, cells = "gpt-gated" if name == "exoformer" else "gpt", []
         for shape in shapes:
-            other, gpt = f"{name}-{shape}", f"{own}-{shape}" if own == "gpt-gated" else SHAPES[shape][1]
-            seeds = len(losses.get(other, ())) if other != gpt else ""
-            cells += [gap(losses, other, gpt), gap(losses, (other, own), (gpt, name)), str(seeds or "")]
+            other, gpt = f"{name}-{shape}", SHAPES[shape][1] if own == "gpt" else f"{own}-{shape}"
+            lead = gap(losses, other, gpt)
+            cells += [lead, gap(losses, (other, own), (gpt, name)), str(len(losses[other])) if lead else ""]
         rows += [[f"`{name}`", own, gap(losses, name, own), *cells]] if any(cells) else []
     head = [cell for shape in shapes for cell in (SHAPES[shape][0], "change", "seeds there")]
     return markdown(["idea", "minus", "12 layers of 128", *head], rows)
